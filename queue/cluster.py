@@ -1,0 +1,114 @@
+"""The cluster's shared memory: deployed functions, host reports, wanted replicas, the controller's lease and its bell.
+
+Values are msgpack maps that the queue doesn't interpret. Only the controller's lease holder writes wanted replicas.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from redis.asyncio import Redis
+
+from stoker.queue.records import pack, unpack
+
+FUNCTIONS = "stoker:functions"
+WANTED = "stoker:wanted"
+LEADER = "stoker:leader"
+LEADER_FENCE = "stoker:leader:fence"
+BELL = "stoker:controller:bell"
+HOST_PREFIX = "stoker:host:"
+HOSTS_WANTED = "stoker:hosts:wanted"
+
+PERMANENT = {FUNCTIONS, WANTED, LEADER_FENCE, HOSTS_WANTED}
+HOST_TTL_MS = 3_000
+
+ACQUIRE = """
+local holder = redis.call('GET', KEYS[1])
+if holder == ARGV[1] then
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  return tonumber(redis.call('GET', KEYS[2]))
+end
+if holder then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return redis.call('INCR', KEYS[2])
+"""
+
+RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
+
+WRITE_WANTED = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[2], ARGV[2])
+redis.call('PUBLISH', KEYS[2], '')
+return 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A host agent's last report; `body` is the agent's own map (devices, replicas, progress)."""
+
+    id: str
+    body: dict[str, Any]
+
+
+class Cluster:
+    """Everything here is small, idempotent and safe to repeat."""
+
+    def __init__(self, client: Redis) -> None:
+        self._redis = client
+
+    async def put_function(self, name: str, spec: dict[str, Any]) -> None:
+        await self._redis.hset(FUNCTIONS, name, pack(spec))  # type: ignore[misc]
+        await self.ring()
+
+    async def delete_function(self, name: str) -> bool:
+        removed = bool(await self._redis.hdel(FUNCTIONS, name))  # type: ignore[misc]
+        await self.ring()
+        return removed
+
+    async def function(self, name: str) -> dict[str, Any] | None:
+        data = await self._redis.hget(FUNCTIONS, name)  # type: ignore[misc]
+        return unpack(data) if data else None
+
+    async def functions(self) -> dict[str, dict[str, Any]]:
+        rows: dict[bytes, bytes] = await self._redis.hgetall(FUNCTIONS)  # type: ignore[misc]
+        return {name.decode(): unpack(spec) for name, spec in sorted(rows.items())}
+
+    async def report_host(self, host: str, body: dict[str, Any]) -> None:
+        await self._redis.set(HOST_PREFIX + host, pack(body), px=HOST_TTL_MS)
+
+    async def forget_host(self, host: str) -> None:
+        await self._redis.delete(HOST_PREFIX + host)
+        await self.ring()
+
+    async def hosts(self) -> dict[str, Host]:
+        keys = sorted([key async for key in self._redis.scan_iter(match=HOST_PREFIX + "*", count=500)])
+        bodies = await self._redis.mget(keys) if keys else []
+        names = [key.decode()[len(HOST_PREFIX) :] for key in keys]
+        return {name: Host(name, unpack(body)) for name, body in zip(names, bodies, strict=True) if body}
+
+    async def wanted(self) -> dict[str, Any]:
+        """Host id -> replica id -> replica record, as the controller last wrote it."""
+        data = await self._redis.get(WANTED)
+        return unpack(data) if data else {}
+
+    async def write_wanted(self, leader: str, wanted: dict[str, Any]) -> bool:
+        """False, and nothing written, when `leader` no longer holds the lease."""
+        return bool(await self._redis.eval(WRITE_WANTED, 2, LEADER, WANTED, leader, pack(wanted)))  # type: ignore[misc]
+
+    async def acquire_leadership(self, candidate: str, ttl_ms: int) -> int:
+        """The fence (a positive number that rises with each new leader), or 0 when someone else leads. Also renews."""
+        return int(await self._redis.eval(ACQUIRE, 2, LEADER, LEADER_FENCE, candidate, ttl_ms))  # type: ignore[misc]
+
+    async def release_leadership(self, candidate: str) -> None:
+        await self._redis.eval(RELEASE, 1, LEADER, candidate)  # type: ignore[misc]
+
+    async def want_hosts(self, hosts: list[str]) -> None:
+        await self._redis.set(HOSTS_WANTED, pack(hosts))
+
+    async def hosts_wanted(self) -> list[str] | None:
+        data = await self._redis.get(HOSTS_WANTED)
+        return unpack(data) if data else None
+
+    async def ring(self) -> None:
+        """Wakes the controller now instead of at its next sweep."""
+        await self._redis.publish(BELL, b"")
