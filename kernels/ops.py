@@ -1,0 +1,76 @@
+"""The operations of a model step: Triton for CUDA tensors, plain torch for the others, same signatures.
+
+Shapes and meanings are documented in `reference`. No operation reads a device value on the host, and launch grids
+depend on tensor shapes alone, so every CUDA operation can be captured in a graph and replayed with other lengths.
+"""
+
+from functools import cache
+from types import ModuleType
+
+import torch
+
+from stoker.kernels import reference
+from stoker.kernels.reference import embed, linear
+
+__all__ = ["add_rms_norm", "embed", "linear", "paged_attention", "rms_norm", "rope_store", "sample", "silu_mul"]
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return _implementation(x).rms_norm(x, weight, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _implementation(x).add_rms_norm(x, residual, weight, eps)
+
+
+def rope_store(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    kv_layer: torch.Tensor,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    return _implementation(q).rope_store(q, k, v, cos_sin, positions, kv_layer, slots)
+
+
+def paged_attention(
+    q: torch.Tensor,
+    kv_layer: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start: torch.Tensor,
+    context_len: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    return _implementation(q).paged_attention(q, kv_layer, block_table, query_start, context_len, scale)
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    return _implementation(gate_up).silu_mul(gate_up)
+
+
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seed: torch.Tensor,
+    position: torch.Tensor,
+) -> torch.Tensor:
+    return _implementation(logits).sample(logits, temperature, top_k, top_p, min_p, seed, position)
+
+
+def _implementation(tensor: torch.Tensor) -> ModuleType:
+    return _triton() if tensor.is_cuda else reference
+
+
+@cache
+def _triton() -> ModuleType:
+    # A process without a GPU never pays for importing Triton.
+    from stoker.kernels import device
+
+    return device

@@ -1,0 +1,160 @@
+"""Every operation of the model in plain torch: what a CPU runs, and what the Triton versions must equal.
+
+T tokens of the step (the sequences' new tokens, concatenated), S sequences, N cache blocks of B tokens.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from stoker.kernels import philox
+
+GREEDY_BELOW = 1e-5
+
+
+def embed(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """ids i64[T], weight [V, H] -> [T, H]."""
+    return F.embedding(ids, weight)
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [..., in], weight [out, in] -> [..., out]."""
+    return F.linear(x, weight, bias)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x [T, H] / rms(x) * weight [H], in float32, rounded once to x's dtype."""
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * scale * weight.float()).to(x.dtype)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """residual += x in place, then (rms_norm(residual), residual); the norm reads the rounded sum."""
+    residual.add_(x)
+    return rms_norm(residual, weight, eps), residual
+
+
+def rope_store(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    kv_layer: torch.Tensor,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    """Rotate q [T, Hq, D] and k [T, Hkv, D] (half-rotation), write k and v into the cache, return the rotated q.
+
+    cos_sin f32[P, D]: cosines in the first half of a row, sines in the second. kv_layer [N, 2, B, Hkv, D] may be
+    strided. slots i64[T] = block * B + offset; -1 stores nothing.
+    """
+    cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
+    kept = (slots >= 0).nonzero().squeeze(1)
+    block, offset = slots[kept] // kv_layer.shape[2], slots[kept] % kv_layer.shape[2]
+    kv_layer[block, 0, offset] = _rotate(k, cos, sin)[kept]
+    kv_layer[block, 1, offset] = v[kept]
+    return _rotate(q, cos, sin)
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    low, high = x.float().chunk(2, dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)
+
+
+def paged_attention(
+    q: torch.Tensor,
+    kv_layer: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start: torch.Tensor,
+    context_len: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """Causal grouped-query attention of q [T, Hq, D] over the paged cache -> [T, Hq, D].
+
+    block_table i32[S, M], query_start i32[S + 1], context_len i32[S] (cached tokens, this step's included). Row i of
+    sequence s stands at position context_len[s] - query_len[s] + i. Rows of no sequence, or without context, are 0.
+    """
+    out = torch.zeros_like(q)
+    starts, contexts = query_start.tolist(), context_len.tolist()
+    for s, context in enumerate(contexts):
+        rows = slice(starts[s], starts[s + 1])
+        if context and rows.stop > rows.start:
+            blocks = block_table[s, : -(-context // kv_layer.shape[2])].long()
+            keys, values = kv_layer[blocks].transpose(0, 1).flatten(1, 2)[:, :context]
+            out[rows] = _attend(q[rows], keys, values, scale)
+    return out
+
+
+def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+    """One sequence: q [L, Hq, D] are the last L of the C positions in keys and values [C, Hkv, D]."""
+    length, q_heads, dim = q.shape
+    context, kv_heads, _ = keys.shape
+    packed = q.view(length, kv_heads, -1, dim).permute(1, 2, 0, 3).flatten(1, 2)
+    mask = None
+    if length > 1:
+        mask = torch.ones(length, context, dtype=torch.bool, device=q.device).tril(context - length)
+        mask = mask.repeat(q_heads // kv_heads, 1)
+    mixed = F.scaled_dot_product_attention(
+        packed[None], keys.transpose(0, 1)[None], values.transpose(0, 1)[None], attn_mask=mask, scale=scale
+    )
+    return mixed.view(kv_heads, -1, length, dim).permute(2, 0, 1, 3).reshape(length, q_heads, dim)
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """gate_up [T, 2I] -> silu(gate) * up [T, I], in float32, rounded once."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (F.silu(gate) * up).to(gate_up.dtype)
+
+
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seed: torch.Tensor,
+    position: torch.Tensor,
+) -> torch.Tensor:
+    """One token id per row of logits [S, V] -> i64[S].
+
+    temperature f32[S] (below 1e-5: greedy, the lowest id wins a tie), top_k i32[S] (0 = off), top_p f32[S]
+    (1 = off), min_p f32[S] (0 = off), seed i64[S], position i64[S]. Filters apply in that order to the tempered
+    distribution and keep all tokens that tie with the last one kept. The draw is the Gumbel-max of the survivors with
+    noise from (seed, position, token id) alone. A row with a NaN or a maximum that isn't finite gives -1.
+    """
+    logits = logits.float()
+    tokens = logits.argmax(-1)
+    peak = logits.amax(-1)
+    drawn = (temperature >= GREEDY_BELOW).nonzero().squeeze(1)
+    if drawn.numel():
+        rows = logits[drawn].nan_to_num(nan=0.0)
+        scores = rows / temperature[drawn, None]
+        scores = scores + philox.gumbel(philox.token_words(seed[drawn], position[drawn], logits.shape[1]))
+        floor = _filter_floor(rows, temperature[drawn], top_k[drawn], top_p[drawn], min_p[drawn])
+        tokens[drawn] = scores.masked_fill_(rows < floor[:, None], -torch.inf).argmax(-1)
+    return tokens.masked_fill_(~peak.isfinite(), -1)
+
+
+def _filter_floor(
+    logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
+) -> torch.Tensor:
+    """The lowest logit that survives top-k, top-p and min-p, float32[S]."""
+    floor = logits.amax(-1) + temperature * min_p.log()
+    limited = ((top_k > 0) & (top_k < logits.shape[1]) | (top_p < 1)).nonzero().squeeze(1)
+    if limited.numel():
+        lowest = _nucleus(logits[limited], temperature[limited], top_k[limited], top_p[limited])
+        floor[limited] = torch.maximum(floor[limited], lowest)
+    return floor
+
+
+def _nucleus(logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    ordered = logits.sort(-1, descending=True).values
+    last = torch.where(top_k > 0, top_k, logits.shape[1]).clamp(max=logits.shape[1]).long()[:, None] - 1
+    kth = ordered.gather(1, last)
+    weight = torch.exp((ordered - ordered[:, :1]) / temperature[:, None]).double()
+    mass = weight.masked_fill_(ordered < kth, 0).cumsum(-1)
+    enough = (mass >= top_p.clamp(max=1)[:, None] * mass[:, -1:]).to(torch.uint8).argmax(-1, keepdim=True)
+    nucleus = ordered.gather(1, enough)
+    return torch.where(top_p[:, None] < 1, torch.maximum(kth, nucleus), kth).squeeze(1)
