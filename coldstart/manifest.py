@@ -1,0 +1,155 @@
+"""What a published model consists of: files, checksummed chunks in load order, and the tensors in them."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, NamedTuple
+
+import msgpack
+from stoker.coldstart.failures import ManifestInvalid
+from stoker.coldstart.store import ObjectStore
+
+MANIFEST_KEY = "manifest.msgpack"
+VERSION = 1
+CHUNK_BYTES = 16 << 20
+
+ITEM_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
+    "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4,
+    "U64": 8, "I64": 8, "F64": 8,
+}  # fmt: skip
+
+
+class FileEntry(NamedTuple):
+    """`digest` is the SHA-256 of the whole file, in hex; `etag` is the store's when it was published."""
+
+    name: str
+    size: int
+    etag: str
+    digest: str
+
+
+class Chunk(NamedTuple):
+    """`length` bytes of a file from absolute `offset` on; `checksum` is their XXH3-64."""
+
+    file: int
+    offset: int
+    length: int
+    checksum: int
+
+
+class TensorEntry(NamedTuple):
+    """Little-endian, row-major, from absolute `offset` of its file on; `dtype` in safetensors' spelling."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: int
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """`aliases` maps the name of a tied tensor to the stored one. `revision` follows from the content alone."""
+
+    revision: str
+    files: list[FileEntry]
+    chunks: list[Chunk]
+    tensors: list[TensorEntry]
+    documents: dict[str, FileEntry]
+    aliases: dict[str, str] = field(default_factory=dict)
+    version: int = VERSION
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(chunk.length for chunk in self.chunks)
+
+    def pack(self) -> bytes:
+        return packed({name: getattr(self, name) for name in self.__slots__})
+
+    @classmethod
+    def unpack(cls, data: bytes, name: str = MANIFEST_KEY) -> "Manifest":
+        """Raises ManifestInvalid (naming `name`) for bytes that aren't a consistent manifest of this version."""
+        try:
+            manifest = decode(msgpack.unpackb(data))
+        except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
+            raise ManifestInvalid(name, None, f"not a manifest ({type(error).__name__}: {error})") from error
+        for problem in problems(manifest):
+            raise ManifestInvalid(name, None, problem)
+        return manifest
+
+
+def read_manifest(store: ObjectStore) -> Manifest:
+    return Manifest.unpack(store.read(MANIFEST_KEY), f"{store.url}/{MANIFEST_KEY}")
+
+
+def revision_of(files: Iterable[FileEntry], documents: Iterable[FileEntry]) -> str:
+    """SHA-256 over names, sizes and digests, so that the same content has the same revision in every store."""
+    entries = sorted((entry.name, entry.size, entry.digest) for entry in [*files, *documents])
+    return hashlib.sha256(packed(entries)).hexdigest()
+
+
+def packed(value: Any) -> bytes:
+    data = msgpack.packb(value)
+    assert data is not None
+    return data
+
+
+def decode(fields: dict[str, Any]) -> Manifest:
+    if fields["version"] != VERSION:
+        raise ValueError(f"its version is {fields['version']}, this program reads {VERSION}")
+    return Manifest(
+        revision=fields["revision"],
+        files=[FileEntry(*entry) for entry in fields["files"]],
+        chunks=[Chunk(*chunk) for chunk in fields["chunks"]],
+        tensors=[TensorEntry(name, dtype, tuple(shape), *place) for name, dtype, shape, *place in fields["tensors"]],
+        documents={name: FileEntry(*entry) for name, entry in fields["documents"].items()},
+        aliases=dict(fields["aliases"]),
+    )
+
+
+def problems(manifest: Manifest) -> Iterable[str]:
+    """Every way in which a decoded manifest contradicts itself."""
+    if manifest.revision != revision_of(manifest.files, manifest.documents.values()):
+        yield "its revision doesn't match its file digests"
+    names = [tensor.name for tensor in manifest.tensors]
+    if len(set(names)) != len(names):
+        yield "a tensor is listed twice"
+    yield from (f"alias {alias} names no tensor" for alias, name in manifest.aliases.items() if name not in set(names))
+    yield from (problem for tensor in manifest.tensors for problem in tensor_problems(tensor))
+    spans = [[(t.offset, t.length) for t in manifest.tensors if t.file == file] for file in range(len(manifest.files))]
+    yield from tiling_problems(manifest, spans)
+
+
+def tensor_problems(tensor: TensorEntry) -> Iterable[str]:
+    if tensor.dtype not in ITEM_BYTES:
+        yield f"tensor {tensor.name} has unknown dtype {tensor.dtype}"
+    elif prod(tensor.shape) * ITEM_BYTES[tensor.dtype] != tensor.length or min(tensor.shape, default=0) < 0:
+        yield f"tensor {tensor.name} of shape {list(tensor.shape)} can't have {tensor.length} bytes"
+
+
+def tiling_problems(manifest: Manifest, spans: Sequence[Sequence[tuple[int, int]]]) -> Iterable[str]:
+    """Chunks must cover every tensor byte exactly once and stay inside their files."""
+    for number, entry in enumerate(manifest.files):
+        tiles = sorted((c.offset, c.length) for c in manifest.chunks if c.file == number)
+        if any(offset < 0 or not 0 < length <= CHUNK_BYTES or offset + length > entry.size for offset, length in tiles):
+            yield f"a chunk lies outside {entry.name} or is over {CHUNK_BYTES} bytes"
+        elif merged(spans[number]) != merged(tiles):
+            yield f"the chunks of {entry.name} don't cover its tensors exactly once"
+
+
+def merged(spans: Iterable[tuple[int, int]]) -> list[list[int]]:
+    """Joins adjacent `(offset, length)` spans into `[start, end]`; an overlap yields an entry that matches nothing."""
+    ordered = sorted(span for span in spans if span[1])
+    joined: list[list[int]] = []
+    for offset, length in ordered:
+        if joined and joined[-1][1] == offset:
+            joined[-1][1] = offset + length
+        elif joined and joined[-1][1] > offset:
+            joined.append([offset, -1])
+        else:
+            joined.append([offset, offset + length])
+    return joined
