@@ -3,11 +3,13 @@
 Values are msgpack maps that the queue doesn't interpret. Only the controller's lease holder writes wanted replicas.
 """
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from redis.asyncio import Redis
-
+from redis.exceptions import RedisError
 from stoker.queue.records import pack, unpack
 
 FUNCTIONS = "stoker:functions"
@@ -20,6 +22,7 @@ HOSTS_WANTED = "stoker:hosts:wanted"
 
 PERMANENT = {FUNCTIONS, WANTED, LEADER_FENCE, HOSTS_WANTED}
 HOST_TTL_MS = 3_000
+RECONNECT_S = 0.2
 
 ACQUIRE = """
 local holder = redis.call('GET', KEYS[1])
@@ -112,3 +115,46 @@ class Cluster:
     async def ring(self) -> None:
         """Wakes the controller now instead of at its next sweep."""
         await self._redis.publish(BELL, b"")
+
+
+class ControllerBell:
+    """The controller's ear: one pub/sub connection that reconnects by itself; `wait` also returns on a timeout."""
+
+    def __init__(self, url: str, connect: Callable[[str], Redis]) -> None:
+        self._url = url
+        self._connect = connect
+        self._rung = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self._listen())
+
+    async def close(self) -> None:
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def ring(self) -> None:
+        self._rung.set()
+
+    async def wait(self, timeout_s: float) -> bool:
+        try:
+            await asyncio.wait_for(self._rung.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        self._rung.clear()
+        return True
+
+    async def _listen(self) -> None:
+        while True:
+            client = self._connect(self._url)
+            try:
+                async with client.pubsub(ignore_subscribe_messages=True) as pubsub:
+                    await pubsub.subscribe(BELL)
+                    while True:
+                        if await pubsub.get_message(timeout=5.0):
+                            self._rung.set()
+            except RedisError:
+                await asyncio.sleep(RECONNECT_S)
+            finally:
+                await client.aclose()

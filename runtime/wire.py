@@ -5,6 +5,7 @@ child process; the agent uses `AsyncChannel`.
 """
 
 import asyncio
+import contextlib
 import os
 import socket
 import struct
@@ -110,10 +111,8 @@ class AsyncChannel:
 
     async def close(self) -> None:
         self._writer.close()
-        try:
+        with contextlib.suppress(OSError):
             await self._writer.wait_closed()
-        except OSError:
-            pass
 
 
 def socket_pair() -> tuple[socket.socket, int]:

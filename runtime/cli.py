@@ -1,0 +1,249 @@
+"""The `stoker` command. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no gateway answers."""
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+from stoker.runtime.processes import die_with_parent
+from stoker.runtime.settings import Settings, from_environment
+
+app = typer.Typer(no_args_is_help=True, add_completion=True, help="A self-hosted serverless GPU function runtime.")
+jobs = typer.Typer(no_args_is_help=True, help="Look at jobs and cancel them.")
+app.add_typer(jobs, name="jobs")
+console = Console()
+errors = Console(stderr=True)
+
+FAILED, USAGE, UNREACHABLE = 1, 2, 3
+
+Url = Annotated[str, typer.Option("--url", envvar="STOKER_URL", help="The gateway's address.")]
+ApiKey = Annotated[str, typer.Option("--api-key", envvar="STOKER_API_KEY", help="Key of the calling tenant.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+DataDir = Annotated[Path | None, typer.Option("--data", help="Folder of this machine's data (STOKER_DATA).")]
+Redis = Annotated[str, typer.Option("--redis", help="redis://, rediss:// or unix:// address of an own server.")]
+Store = Annotated[str, typer.Option("--store", help="Object store: file:///folder or s3://bucket/prefix.")]
+
+GATEWAY_URL = "http://127.0.0.1:8000"
+
+
+def settings_of(data: Path | None = None, redis: str = "", store: str = "") -> Settings:
+    settings = from_environment()
+    if data is not None:
+        settings = settings.with_(data_dir=data.resolve())
+    if redis:
+        settings = settings.with_(redis_url=redis)
+    if store:
+        settings = settings.with_(store_url=store)
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    return settings
+
+
+def needs_redis(settings: Settings) -> Settings:
+    if not settings.redis_url:
+        raise typer.BadParameter("name the queue's server with --redis or STOKER_REDIS (`stoker up` starts one itself)")
+    return settings
+
+
+@app.command()
+def up(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    hosts: Annotated[int, typer.Option(min=1, help="Host agents to run on this machine.")] = 1,
+    data: DataDir = None,
+    redis: Redis = "",
+    store: Store = "",
+) -> None:
+    """Run everything on this machine: queue, gateway, controller and host agent, with no worker awake."""
+    from stoker.runtime.supervisor import Supervisor
+
+    asyncio.run(Supervisor(settings_of(data, redis, store), host, port, hosts).run())
+
+
+@app.command()
+def gateway(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    redis: Redis = "",
+    store: Store = "",
+) -> None:
+    """Run a gateway: HTTP in, jobs out."""
+    from stoker.runtime.gateway.server import serve
+    from stoker.runtime.gateway.settings import GatewaySettings
+
+    settings = needs_redis(settings_of(redis=redis, store=store))
+    serve(GatewaySettings(redis_url=settings.redis_url, store_url=settings.store), host, port)
+
+
+@app.command()
+def controller(
+    hosts: Annotated[int, typer.Option(min=1, help="Host agents that `stoker up` keeps on this machine.")] = 1,
+    redis: Redis = "",
+) -> None:
+    """Run a controller: decides how many replicas there are and where."""
+    from stoker.runtime.controller.controller import serve
+    from stoker.runtime.controller.provider import LocalProvider
+
+    settings = needs_redis(settings_of(redis=redis))
+    asyncio.run(serve(settings, lambda cluster: LocalProvider(cluster, hosts)))
+
+
+@app.command()
+def worker(
+    host_id: Annotated[str, typer.Option(help="Name of this host, unique in the cluster.")],
+    data: DataDir = None,
+    redis: Redis = "",
+    store: Store = "",
+) -> None:
+    """Run this machine's host agent."""
+    from stoker.runtime.worker.agent import serve
+
+    asyncio.run(serve(needs_redis(settings_of(data, redis, store)), host_id))
+
+
+@app.command()
+def push(
+    source: Annotated[Path, typer.Argument(help="A Hugging Face model folder, or a .gguf file.")],
+    destination: Annotated[str, typer.Argument(help="file:///folder or s3://bucket/prefix")],
+    as_json: AsJson = False,
+) -> None:
+    """Publish a model's weights, tokenizer and manifest into an object store."""
+    from stoker.runtime.publishing import push_model
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=errors, disable=as_json) as progress:
+        task = progress.add_task(f"push {source.name}", total=None)
+        facts = push_model(source, destination, lambda done, total: progress.update(task, completed=done, total=total))
+    show(facts, as_json, f"pushed {facts['tensors']} tensors, {facts['bytes'] / 1e6:.1f} MB to {facts['url']}")
+
+
+@app.command()
+def deploy(
+    file: Annotated[Path, typer.Argument(help="A Python file with a stoker.App in it.")],
+    url: Url = GATEWAY_URL,
+    api_key: ApiKey = "",
+    as_json: AsJson = False,
+) -> None:
+    """Deploy the functions of an app."""
+    from stoker.runtime.deployment import deploy as deploy_file
+
+    with client_of(url, api_key) as client:
+        records = deploy_file(file, client)
+    show(records, as_json, "\n".join(f"deployed {r['name']} ({r['kind']}, version {r['version']})" for r in records))
+
+
+@app.command()
+def invoke(
+    function: Annotated[str, typer.Argument(help="Name of a deployed function.")],
+    value: Annotated[str, typer.Argument(help="Its input as JSON; '-' reads standard input.")] = "null",
+    url: Url = GATEWAY_URL,
+    api_key: ApiKey = "",
+) -> None:
+    """Call a function and print its result as JSON."""
+    text = sys.stdin.read() if value == "-" else value
+    try:
+        parsed = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"the input is not JSON ({error}); quote text like '\"hello\"'") from error
+    with client_of(url, api_key) as client:
+        typer.echo(json.dumps(client.invoke(function, parsed), ensure_ascii=False))
+
+
+@app.command()
+def functions(url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json: AsJson = False) -> None:
+    """List deployed functions with their replicas and queues."""
+    with client_of(url, api_key) as client:
+        rows = client.functions()
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    table = Table("function", "kind", "version", "replicas", "queued", "running")
+    for row in rows:
+        cells = (row["name"], row["kind"], row["version"], row["replicas"], row["queued"], row["running"])
+        table.add_row(*map(str, cells))
+    console.print(table)
+
+
+@jobs.command("get")
+def get_job(
+    job_id: Annotated[str, typer.Argument(help="The job's id.")],
+    url: Url = GATEWAY_URL,
+    api_key: ApiKey = "",
+) -> None:
+    """Print a job's record as JSON."""
+    with client_of(url, api_key) as client:
+        typer.echo(json.dumps(client.job(job_id), indent=2, ensure_ascii=False))
+
+
+@jobs.command("cancel")
+def cancel_job(
+    job_id: Annotated[str, typer.Argument(help="The job's id.")],
+    url: Url = GATEWAY_URL,
+    api_key: ApiKey = "",
+) -> None:
+    """Cancel a queued or running job."""
+    with client_of(url, api_key) as client:
+        typer.echo(f"{job_id}: {client.cancel(job_id)['state']}")
+
+
+def client_of(url: str, api_key: str) -> Any:
+    from stoker.runtime.sdk import Client
+
+    return Client(url, api_key)
+
+
+def show(value: Any, as_json: bool, text: str) -> None:
+    typer.echo(json.dumps(value) if as_json else text)
+
+
+def explain(error: Exception) -> tuple[str, int]:
+    """What a person should read, and the exit code."""
+    if isinstance(error, httpx.TransportError):
+        return f"no gateway answers ({error}); start one with `stoker up` or name it with --url", UNREACHABLE
+    return str(error), FAILED
+
+
+def expected_errors() -> tuple[type[Exception], ...]:
+    from stoker.coldstart.failures import ColdStartError
+    from stoker.queue.client import ServerUnfit
+    from stoker.queue.embedded import ValkeyError
+    from stoker.runtime.sdk import StokerError
+    from stoker.runtime.spec import InvalidSpec
+    from stoker.runtime.supervisor import PortTaken
+
+    return (
+        InvalidSpec,
+        StokerError,
+        ColdStartError,
+        ServerUnfit,
+        ValkeyError,
+        PortTaken,
+        httpx.TransportError,
+        OSError,
+    )
+
+
+def run(command: Callable[[], Any]) -> int:
+    try:
+        command()
+    except expected_errors() as error:
+        message, code = explain(error)
+        errors.print(f"[bold red]error:[/] {message}", highlight=False)
+        return code
+    return 0
+
+
+def main() -> None:
+    die_with_parent()
+    sys.exit(run(app))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""The controller: holds the lease, looks at queues and hosts, asks the policy, and writes down what hosts should have.
+
+Edge and level: it wakes when a bell rings (a first job, a host's change, a deployment) and sweeps anyway.
+"""
+
+import asyncio
+import logging
+import signal
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from redis.exceptions import RedisError
+from stoker.queue.broker import Broker
+from stoker.queue.client import connect
+from stoker.queue.cluster import Cluster, ControllerBell, Host
+from stoker.queue.records import Backlog
+from stoker.runtime.controller.policy import Decision, Demand, Failures, Placed, View, Wanted, decide
+from stoker.runtime.controller.provider import Provider
+from stoker.runtime.settings import Settings
+from stoker.runtime.spec import FunctionSpec
+
+SWEEP_S = 0.25
+LEASE_MS = 3_000
+
+log = logging.getLogger("stoker.controller")
+
+
+class Controller:
+    """One of possibly several; only the one that holds the lease acts."""
+
+    def __init__(self, broker: Broker, cluster: Cluster, provider: Provider) -> None:
+        self.id = f"controller-{uuid.uuid4().hex[:8]}"
+        self._broker = broker
+        self._cluster = cluster
+        self._provider = provider
+        self._failures: Mapping[str, Failures] = {}
+
+    async def run(self, bell: ControllerBell, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            try:
+                await self.sweep()
+            except RedisError as error:
+                log.warning("sweep: %s", error)
+            except Exception:
+                log.exception("sweep failed")
+            await bell.wait(SWEEP_S)
+        await self._cluster.release_leadership(self.id)
+
+    async def sweep(self) -> None:
+        if not await self._cluster.acquire_leadership(self.id, LEASE_MS):
+            return
+        hosts = await self._cluster.hosts()
+        specs = {name: FunctionSpec.from_dict(spec) for name, spec in (await self._cluster.functions()).items()}
+        await self._tick(set(specs))
+        backlogs = await self._broker.backlogs(list(specs))
+        wanted = await self._cluster.wanted()
+        decision = decide(view_of(time.monotonic(), specs, backlogs, hosts, wanted, self._failures))
+        self._failures = decision.failures
+        after = merge(decision, wanted, specs)
+        if after != wanted and await self._cluster.write_wanted(self.id, after):
+            log.info("wanted: %s", summary(after))
+        await self._provider.reconcile(hosts)
+
+    async def _tick(self, deployed: set[str]) -> None:
+        for function in deployed | set(await self._broker.functions_with_work()):
+            await self._broker.tick(function)
+
+
+def view_of(
+    now: float,
+    specs: Mapping[str, FunctionSpec],
+    backlogs: Mapping[str, Backlog],
+    hosts: Mapping[str, Host],
+    wanted: Wanted,
+    failures: Mapping[str, Failures],
+) -> View:
+    """The policy's view from what the queue and the hosts report."""
+    demands = {
+        name: Demand(log.queued, log.running, log.delayed, log.last_active_ms / 1000) for name, log in backlogs.items()
+    }
+    placed = [
+        Placed(id, record["spec"]["name"], record["spec"]["version"], host, record["device"], state_of(hosts, host, id))
+        for host, replicas in wanted.items()
+        for id, record in replicas.items()
+    ]
+    devices = {id: host.body["devices"] for id, host in hosts.items()}
+    return View(now, specs, demands, devices, tuple(placed), failures)
+
+
+def state_of(hosts: Mapping[str, Host], host: str, replica: str) -> str:
+    report = hosts[host].body["replicas"].get(replica) if host in hosts else None
+    return report["state"] if report else "unseen"
+
+
+def merge(decision: Decision, wanted: Wanted, specs: Mapping[str, FunctionSpec]) -> Wanted:
+    """The records of the replicas to keep, plus new ones for those to add."""
+    after: Wanted = {}
+    for replica in decision.keep:
+        after.setdefault(replica.host, {})[replica.id] = wanted[replica.host][replica.id]
+    for function, host, device in decision.add:
+        record: dict[str, Any] = {"spec": specs[function].to_dict(), "device": device}
+        after.setdefault(host, {})[f"{function}-{uuid.uuid4().hex[:6]}"] = record
+    return after
+
+
+def summary(wanted: Wanted) -> str:
+    return ", ".join(f"{host}: {sorted(replicas)}" for host, replicas in sorted(wanted.items())) or "nothing"
+
+
+async def serve(settings: Settings, provider_factory: Any) -> None:
+    """Runs a controller until SIGTERM or SIGINT."""
+    client = connect(settings.redis_url)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    cluster = Cluster(client)
+    bell = ControllerBell(settings.redis_url, connect)
+    await bell.start()
+    stopping = asyncio.create_task(stop.wait())
+    stopping.add_done_callback(lambda _: bell.ring())
+    try:
+        await Controller(Broker(client, lease_ms=settings.lease_ms), cluster, provider_factory(cluster)).run(bell, stop)
+    finally:
+        await bell.close()
+        await client.aclose()

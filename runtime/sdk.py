@@ -1,0 +1,193 @@
+"""What users write: an App with functions and models in it, and a client that calls deployed ones."""
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import httpx
+from stoker.runtime.spec import SLO, Batch, FunctionSpec, Limits, ModelOptions, Scaling, require
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+__all__ = ["SLO", "App", "Batch", "Client", "Function", "StokerError"]
+
+
+class Function(Generic[P, R]):
+    """A deployed-to-be Python function. Calling it runs it here, which is how it is unit-tested."""
+
+    def __init__(self, body: Callable[P, R], spec: FunctionSpec) -> None:
+        self.body = body
+        self.spec = spec
+        functools.update_wrapper(self, body)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.body(*args, **kwargs)
+
+
+class App:
+    """A named group of functions that is deployed from one file."""
+
+    def __init__(self, name: str, *, include: tuple[str, ...] = ()) -> None:
+        """`include` names further files or folders, relative to the app's file, that its code needs."""
+        self.name = name
+        self.include = include
+        self.functions: dict[str, FunctionSpec] = {}
+
+    def function(
+        self,
+        *,
+        name: str = "",
+        gpu: str = "",
+        batch: Batch | None = None,
+        concurrency: int = 1,
+        min_replicas: int = 0,
+        max_replicas: int = 1,
+        idle_timeout: float = 60.0,
+        timeout: float = 600.0,
+        retries: int = 2,
+        slo: SLO | None = None,
+    ) -> Callable[[Callable[P, R]], Function[P, R]]:
+        """With `batch`, the function takes a list of inputs and returns a list as long. Times are in seconds."""
+
+        def declare(body: Callable[P, R]) -> Function[P, R]:
+            spec = FunctionSpec(
+                name=name or body.__name__,
+                kind="python",
+                app=self.name,
+                entry=f"{body.__module__}:{body.__qualname__}",
+                gpu=gpu,
+                batch=batch,
+                concurrency=concurrency,
+                slo=slo or SLO(),
+                scaling=Scaling(min_replicas, max_replicas, idle_timeout),
+                limits=Limits(run_within_s=timeout, max_attempts=retries + 1),
+            )
+            return Function(body, self._add(spec))
+
+        return declare
+
+    def llm(
+        self,
+        name: str,
+        *,
+        weights: str,
+        dtype: str = "auto",
+        max_model_len: int = 0,
+        max_seqs: int = 64,
+        min_replicas: int = 0,
+        max_replicas: int = 1,
+        idle_timeout: float = 60.0,
+        timeout: float = 600.0,
+        slo: SLO | None = None,
+    ) -> FunctionSpec:
+        """A language model published with `stoker push`; `weights` is its store URL."""
+        options = ModelOptions(dtype=dtype, max_model_len=max_model_len, max_seqs=max_seqs)  # type: ignore[arg-type]
+        return self._add(
+            FunctionSpec(
+                name=name,
+                kind="llm",
+                app=self.name,
+                weights=weights,
+                model=options,
+                slo=slo or SLO(),
+                scaling=Scaling(min_replicas, max_replicas, idle_timeout),
+                limits=Limits(run_within_s=timeout),
+            )
+        )
+
+    def _add(self, spec: FunctionSpec) -> FunctionSpec:
+        require(spec.name not in self.functions, f"app {self.name!r} declares {spec.name!r} twice")
+        self.functions[spec.name] = spec
+        return spec
+
+
+def call(body: Callable[..., Any], value: Any) -> Any:
+    """Runs a function on one input: its only parameter gets the whole input, several take the fields of an object."""
+    parameters = inspect.signature(body).parameters
+    if len(parameters) == 1:
+        return body(value)
+    if not parameters and value in (None, {}):
+        return body()
+    if not isinstance(value, dict):
+        raise TypeError(f"this function takes {', '.join(parameters) or 'no input'}; send an object with those fields")
+    return body(**value)
+
+
+class StokerError(Exception):
+    """The gateway's answer to a request that failed: `status`, and OpenAI's `type`, `code`, `param`."""
+
+    def __init__(self, status: int, error: dict[str, Any]) -> None:
+        super().__init__(error.get("message", f"HTTP {status}"))
+        self.status = status
+        self.type = error.get("type")
+        self.code = error.get("code")
+        self.param = error.get("param")
+
+
+class Client:
+    """Talks to a gateway over HTTP. `url` and `api_key` default to STOKER_URL and STOKER_API_KEY."""
+
+    def __init__(self, url: str = "", api_key: str = "", timeout: float = 600.0) -> None:
+        base = url or os.environ.get("STOKER_URL", DEFAULT_URL)
+        key = api_key or os.environ.get("STOKER_API_KEY", "")
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._http = httpx.Client(base_url=base, headers=headers, timeout=timeout)
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def request(self, method: str, path: str, **options: Any) -> Any:
+        """The decoded JSON body. Raises StokerError for an error answer."""
+        return decoded(self._http.request(method, path, **options))
+
+    def invoke(self, function: str, value: Any = None, *, idempotency_key: str = "") -> Any:
+        """Runs `function` and waits for its result."""
+        headers = {"idempotency-key": idempotency_key} if idempotency_key else {}
+        return self.request("POST", f"/v1/functions/{function}", json=value, headers=headers)
+
+    def submit(self, function: str, value: Any = None, *, idempotency_key: str = "") -> dict[str, Any]:
+        """Queues a job and returns its record at once."""
+        headers = {"idempotency-key": idempotency_key} if idempotency_key else {}
+        return self.request("POST", f"/v1/functions/{function}/jobs", json=value, headers=headers)
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        return self.request("GET", f"/v1/jobs/{job_id}")
+
+    def cancel(self, job_id: str) -> dict[str, Any]:
+        return self.request("DELETE", f"/v1/jobs/{job_id}")
+
+    def functions(self) -> list[dict[str, Any]]:
+        return self.request("GET", "/v1/functions")["data"]
+
+    def stream_lines(self, method: str, path: str, **options: Any) -> Iterator[str]:
+        """The lines of a streamed answer, keep-alive comments included."""
+        with self._http.stream(method, path, **options) as response:
+            if response.is_error:
+                response.read()
+            raise_for_error(response)
+            yield from response.iter_lines()
+
+
+def decoded(response: httpx.Response) -> Any:
+    raise_for_error(response)
+    return response.json() if response.content else None
+
+
+def raise_for_error(response: httpx.Response) -> None:
+    if response.is_error:
+        try:
+            error = response.json()["error"]
+        except (ValueError, KeyError, TypeError):
+            error = {"message": f"HTTP {response.status_code}: {response.text[:200]}"}
+        raise StokerError(response.status_code, error)

@@ -1,0 +1,171 @@
+"""The host agent: one long-lived process per host that has the replicas the controller wants, renews the leases of
+their jobs and reports what they do. It never imports torch and never opens a CUDA context."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from redis.exceptions import RedisError
+from stoker.coldstart.ring import Ring
+from stoker.queue.broker import Broker
+from stoker.queue.client import connect
+from stoker.queue.cluster import Cluster
+from stoker.queue.events import Bells
+from stoker.runtime.settings import Settings
+from stoker.runtime.spec import FunctionSpec
+from stoker.runtime.worker.function_replica import FunctionReplica
+from stoker.runtime.worker.host import Host
+from stoker.runtime.worker.llm_replica import LlmReplica
+from stoker.runtime.worker.reconcile import compare
+from stoker.runtime.worker.replica import Replica
+
+REPORT_S = 0.5
+DRAIN_S = 30.0
+RING_SLOTS = 16
+
+log = logging.getLogger("stoker.worker")
+
+
+def find_devices() -> list[str]:
+    """The GPUs of this host by their device files; a host without any serves on its CPU."""
+    gpus = sorted(path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*"))
+    return [f"cuda:{index}" for index in gpus] or ["cpu"]
+
+
+class Agent:
+    """Three loops: reconcile (wanted replicas), beat (leases), report (to controller and gateways)."""
+
+    def __init__(self, host: Host, cluster: Cluster) -> None:
+        self._host = host
+        self._cluster = cluster
+        self._replicas: dict[str, Replica] = {}
+        self._stopping: set[asyncio.Task[None]] = set()
+        self._last_states: dict[str, str] = {}
+        self._started_ms = int(time.time() * 1000)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        loops = [asyncio.create_task(self._forever(work, pause)) for work, pause in self._loops()]
+        try:
+            await stop.wait()
+        finally:
+            for task in loops:
+                task.cancel()
+            await asyncio.gather(*loops, return_exceptions=True)
+            await self._drain()
+
+    def lose(self, job_id: str, reason: str) -> None:
+        for replica in self._replicas.values():
+            replica.lose(job_id, reason)
+
+    def _loops(self) -> list[tuple[Any, float]]:
+        lease_s = self._host.settings.lease_ms / 1000
+        return [(self._reconcile, 0.1), (self._beat, lease_s / 3), (self._report, REPORT_S)]
+
+    async def _forever(self, work: Any, pause: float) -> None:
+        """A server that is away is waited for; any other failure is logged and the loop goes on."""
+        while True:
+            try:
+                await work()
+            except RedisError as error:
+                log.warning("%s: %s", work.__name__, error)
+            except Exception:
+                log.exception("%s failed", work.__name__)
+            await asyncio.sleep(pause)
+
+    async def _reconcile(self) -> None:
+        wanted = (await self._cluster.wanted()).get(self._host.id, {})
+        for id in [id for id, replica in self._replicas.items() if replica.state == "gone"]:
+            del self._replicas[id]
+        change = compare(wanted, {id: replica.state for id, replica in self._replicas.items()})
+        for id, record in change.start.items():
+            self._replicas[id] = replica = self._make(id, record)
+            replica.start()
+        for id in change.stop:
+            self._stop(id)
+        if self._states() != self._last_states:
+            await self._report()
+
+    def _make(self, id: str, record: dict[str, Any]) -> Replica:
+        spec = FunctionSpec.from_dict(record["spec"])
+        if spec.kind == "python":
+            return FunctionReplica(id, spec, self._host)
+        return LlmReplica(id, spec, self._host, record["device"])
+
+    def _stop(self, id: str) -> None:
+        replica = self._replicas[id]
+        if replica.state == "failed":
+            del self._replicas[id]
+            return
+        task = asyncio.create_task(replica.stop(DRAIN_S))
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)
+
+    async def _beat(self) -> None:
+        """One call per function for all its jobs on this host."""
+        held: dict[str, dict[str, int]] = {}
+        for replica in self._replicas.values():
+            fences = {claim.job_id: claim.fence for claim in replica.held.values()}
+            held.setdefault(replica.spec.name, {}).update(fences)
+        for function, fences in held.items():
+            if fences:
+                lost = await self._host.broker.beat(function, self._host.worker, fences)
+                for job_id, reason in lost.items():
+                    self.lose(job_id, reason)
+
+    async def _report(self) -> None:
+        self._last_states = self._states()
+        body = {
+            "id": self._host.id,
+            "pid": os.getpid(),
+            "hostname": socket.gethostname(),
+            "started_ms": self._started_ms,
+            "device": self._host.devices[0].partition(":")[0],
+            "devices": self._host.devices,
+            "engines": {device: engine.pid for device, engine in self._host.engines.items()},
+            "replicas": {id: replica.report() for id, replica in self._replicas.items()},
+        }
+        await self._cluster.report_host(self._host.id, body)
+        await self._cluster.ring()
+
+    def _states(self) -> dict[str, str]:
+        return {id: replica.state for id, replica in self._replicas.items()}
+
+    async def _drain(self) -> None:
+        replicas = [replica for replica in self._replicas.values() if replica.state != "failed"]
+        beats = asyncio.create_task(self._forever(self._beat, self._host.settings.lease_ms / 3000))
+        try:
+            await asyncio.gather(*(replica.stop(DRAIN_S) for replica in replicas), return_exceptions=True)
+        finally:
+            beats.cancel()
+            await asyncio.gather(beats, return_exceptions=True)
+        with contextlib.suppress(RedisError):
+            await self._cluster.forget_host(self._host.id)
+
+
+async def serve(settings: Settings, host_id: str) -> None:
+    """Runs a host agent until SIGTERM or SIGINT, then drains."""
+    client = connect(settings.redis_url)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    worker = f"{host_id}:{uuid.uuid4().hex[:8]}"
+    agents: list[Agent] = []
+    bells = Bells(settings.redis_url, worker, on_cancel=lambda job_id: agents[0].lose(job_id, "cancelled"))
+    ring = Ring.create(RING_SLOTS)
+    broker = Broker(client, lease_ms=settings.lease_ms)
+    agents.append(Agent(Host(host_id, worker, settings, broker, bells, ring, find_devices()), Cluster(client)))
+    await bells.start()
+    try:
+        await agents[0].run(stop)
+    finally:
+        await bells.close()
+        await client.aclose()
+        ring.close()

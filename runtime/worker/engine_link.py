@@ -1,0 +1,154 @@
+"""The agent's end of one engine process: starts it, speaks its frames, and tells every model's owner when it dies."""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stoker.coldstart.ring import Ring
+from stoker.runtime.processes import start_child, stop_child
+from stoker.runtime.wire import AsyncChannel, ChannelClosed, Frame, socket_pair
+
+MODULE = "stoker.runtime.engine.process"
+
+
+class EngineDied(Exception):
+    """The engine process ended while it held models."""
+
+
+@dataclass
+class ModelPort:
+    """One model's view of the engine: frames in through callbacks, `gone` when the process died."""
+
+    on_frame: Callable[[Frame], None]
+    on_gone: Callable[[str], None]
+
+
+@dataclass
+class EngineLink:
+    """One engine process, started with the first model and stopped with the last."""
+
+    device: str
+    ring: Ring
+    log: Path
+    _ports: dict[str, ModelPort] = field(default_factory=dict)
+    _process: asyncio.subprocess.Process | None = None
+    _channel: AsyncChannel | None = None
+    _reader: asyncio.Task[None] | None = None
+    _starting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _hello: asyncio.Future[Frame] | None = None
+    _users: int = 0
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process and self._process.returncode is None else None
+
+    async def enter(self) -> dict[str, Any]:
+        """Takes part in the process, starting it if needed; returns its start phases. Pair with `leave`."""
+        self._users += 1
+        try:
+            async with self._starting:
+                if self._channel is None:
+                    return await self._start()
+                return {"phases": []}
+        except BaseException:
+            self._users -= 1
+            raise
+
+    async def leave(self) -> None:
+        """Gives up one use; the last one stops the process, so that an idle host holds no device memory."""
+        self._users -= 1
+        if self._users == 0:
+            async with self._starting:
+                if self._users == 0:
+                    await self._stop()
+
+    def open(self, model: str, port: ModelPort) -> None:
+        self._ports[model] = port
+
+    def close(self, model: str) -> None:
+        self._ports.pop(model, None)
+
+    def send(self, frame: Frame) -> None:
+        if self._channel is None:
+            raise EngineDied("the engine process is not running")
+        try:
+            self._channel.send(frame)
+        except ChannelClosed as error:
+            raise EngineDied(str(error)) from error
+
+    async def _start(self) -> dict[str, Any]:
+        started = time.monotonic_ns()
+        sock, fd = socket_pair()
+        try:
+            self._process = await start_child(
+                MODULE,
+                *("--socket-fd", str(fd)),
+                *("--ring-fd", str(self.ring.fd)),
+                *("--ring-slots", str(self.ring.slots)),
+                env=device_environment(self.device),
+                pass_fds=(fd, self.ring.fd),
+                log=self.log,
+            )
+        finally:
+            os.close(fd)
+        self._channel = await AsyncChannel.open(sock)
+        self._hello = asyncio.get_running_loop().create_future()
+        self._reader = asyncio.create_task(self._read(self._channel, self._hello))
+        hello = await self._hello
+        spawn = {"name": "engine process start", "start_ns": started, "end_ns": time.monotonic_ns()}
+        return {"phases": [spawn, *hello.get("phases", [])]}
+
+    async def _read(self, channel: AsyncChannel, hello: asyncio.Future[Frame]) -> None:
+        try:
+            while True:
+                self._dispatch(await channel.receive(), hello)
+        except ChannelClosed:
+            await self._bury(hello)
+
+    def _dispatch(self, frame: Frame, hello: asyncio.Future[Frame]) -> None:
+        if frame["t"] == "hello":
+            hello.set_result(frame)
+        elif frame["t"] == "slot_free":
+            for port in list(self._ports.values()):
+                port.on_frame(frame)
+        elif port := self._ports.get(frame.get("model", "")):
+            port.on_frame(frame)
+
+    async def _bury(self, hello: asyncio.Future[Frame]) -> None:
+        process, self._channel, self._process = self._process, None, None
+        code = await process.wait() if process else None
+        reason = f"engine process ended with {describe_exit(code)}; see {self.log}"
+        if not hello.done():
+            hello.set_exception(EngineDied(reason))
+            hello.exception()
+        for port in list(self._ports.values()):
+            port.on_gone(reason)
+
+    async def _stop(self) -> None:
+        process, channel = self._process, self._channel
+        if process is None or channel is None:
+            return
+        with contextlib.suppress(ChannelClosed):
+            channel.send({"t": "stop"})
+        await stop_child(process, grace_s=5.0)
+        await channel.close()
+        if self._reader:
+            await self._reader
+
+
+def device_environment(device: str) -> dict[str, str]:
+    """`cuda:3` becomes the only visible GPU, so that the process never opens a context on another one."""
+    if device == "cpu":
+        return {"CUDA_VISIBLE_DEVICES": ""}
+    return {"CUDA_VISIBLE_DEVICES": device.partition(":")[2] or "0"}
+
+
+def describe_exit(code: int | None) -> str:
+    if code is None:
+        return "an unknown status"
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

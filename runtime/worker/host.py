@@ -1,0 +1,52 @@
+"""What every replica of one host shares: the queue, the bells, the store, the staging ring and the engine processes."""
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stoker.coldstart.ring import Ring
+from stoker.queue.broker import Broker
+from stoker.queue.events import Bells
+from stoker.queue.records import Claim
+from stoker.queue.retry import insist
+from stoker.runtime.settings import Settings
+from stoker.runtime.worker.engine_link import EngineLink
+
+BELL_WAIT_S = 0.25
+PATIENCE_S = 3600.0
+
+
+@dataclass
+class Host:
+    """`worker` names one life of the agent: a restarted agent is a new worker to the queue."""
+
+    id: str
+    worker: str
+    settings: Settings
+    broker: Broker
+    bells: Bells
+    ring: Ring
+    devices: list[str]
+    loading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    engines: dict[str, EngineLink] = field(default_factory=dict)
+
+    def engine(self, device: str) -> EngineLink:
+        if device not in self.engines:
+            log = self.log(f"engine-{device.replace(':', '')}")
+            self.engines[device] = EngineLink(device, self.ring, log)
+        return self.engines[device]
+
+    def log(self, name: str) -> Path:
+        folder = self.settings.data_dir / "logs"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{self.id}-{name}.log"
+
+    async def claim(self, function: str, limit: int) -> list[Claim]:
+        return await insist(lambda: self.broker.claim(function, self.worker, limit), PATIENCE_S)
+
+    async def claim_or_wait(self, function: str, limit: int) -> list[Claim]:
+        """Up to `limit` jobs; when there are none, waits for the function's bell a moment and returns []."""
+        claims = await self.claim(function, limit)
+        if not claims:
+            await self.bells.wait(function, BELL_WAIT_S)
+        return claims

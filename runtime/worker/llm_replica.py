@@ -1,0 +1,195 @@
+"""A language model on this host: weights through the ring into the engine process, jobs in, tokens out."""
+
+import asyncio
+import contextlib
+import time
+from dataclasses import asdict
+
+from stoker.coldstart.failures import ColdStartError
+from stoker.coldstart.manifest import Manifest, read_manifest
+from stoker.coldstart.store import ObjectStore, open_store
+from stoker.queue.records import Claim, pack
+from stoker.runtime.spec import FunctionSpec
+from stoker.runtime.wire import Frame
+from stoker.runtime.worker.answer import Answer
+from stoker.runtime.worker.engine_link import EngineDied, EngineLink, ModelPort
+from stoker.runtime.worker.host import Host
+from stoker.runtime.worker.replica import Record, Replica, StartFailed
+from stoker.runtime.worker.weights_feed import WeightsFeed
+from tokenizers import Tokenizer
+
+ENGINE_DOCUMENTS = ("config.json", "generation_config.json")
+
+
+class LlmReplica(Replica):
+    """One model in the engine process of one device."""
+
+    def __init__(self, id: str, spec: FunctionSpec, host: Host, device: str) -> None:
+        super().__init__(id, spec, host)
+        self._device = device
+        self._engine: EngineLink = host.engine(device)
+        self._answers: dict[str, Answer] = {}
+        self._first_token_ns: dict[str, int] = {}
+        self._feed: WeightsFeed | None = None
+        self._entered = False
+        self._loaded: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        self._tokenizer: Tokenizer | None = None
+        self._total_bytes = 0
+
+    async def load(self) -> None:
+        async with self.host.loading:
+            try:
+                await self._load_weights()
+            except EngineDied as error:
+                raise StartFailed({"type": "internal_error", "message": str(error), "code": "engine_died"}) from error
+
+    async def _load_weights(self) -> None:
+        self.state = "loading"
+        with self.timeline.phase("manifest"):
+            store, manifest, documents = await asyncio.to_thread(read_model, self.spec.weights)
+        self._total_bytes = manifest.total_bytes
+        self._tokenizer = Tokenizer.from_str(documents["tokenizer.json"].decode())
+        self._feed = feed = WeightsFeed(store, manifest, self.host.ring)
+        feed.start()
+        self._engine.open(self.id, ModelPort(self._on_frame, self._on_gone))
+        hello = await self._engine.enter()
+        self._entered = True
+        self.timeline.extend(hello["phases"])
+        self._engine.send(self._load_frame(manifest, documents))
+        ready = await self._finish_load(feed)
+        self.timeline.extend([feed.phase(), *ready["phases"]])
+
+    async def _finish_load(self, feed: WeightsFeed) -> Frame:
+        fetched = feed.connect(self._engine, self.id)
+        await asyncio.wait({fetched, self._loaded}, return_when=asyncio.FIRST_COMPLETED)
+        if self._loaded.done():
+            feed.cancel()
+            await asyncio.gather(fetched, return_exceptions=True)
+            return self._loaded.result()
+        await fetched
+        self._engine.send({"t": "chunks_done", "model": self.id})
+        return await self._loaded
+
+    def _load_frame(self, manifest: Manifest, documents: dict[str, bytes]) -> Frame:
+        options = {**asdict(self.spec.model), "device": "cpu" if self._device == "cpu" else "cuda"}
+        wanted = {name: documents[name] for name in ENGINE_DOCUMENTS if name in documents}
+        return {"t": "load", "model": self.id, "manifest": manifest.pack(), "documents": wanted, "options": options}
+
+    async def unload(self) -> None:
+        if self._feed:
+            self._feed.cancel()
+        if self._entered:
+            with contextlib.suppress(EngineDied):
+                self._engine.send({"t": "unload", "model": self.id})
+            self._entered = False
+            self._engine.close(self.id)
+            await self._engine.leave()
+        self._engine.close(self.id)
+
+    async def take_work(self) -> None:
+        free = await self.room(self.spec.model.max_seqs)
+        if not free or self.state != "ready":
+            return
+        for claim in await self.host.claim_or_wait(self.spec.name, free):
+            self.hold(claim)
+            self._begin(claim)
+
+    def abort(self, job_id: str) -> None:
+        if self._answers.pop(job_id, None):
+            self._send_abort(job_id)
+
+    def progress(self) -> tuple[int, int]:
+        return (self._feed.fetched_bytes if self._feed else 0), self._total_bytes
+
+    def run_phases(self, claim: Claim) -> list[Record]:
+        first = self._first_token_ns.pop(claim.job_id, None)
+        begun = self._claimed_ns.get(claim.job_id)
+        return [{"name": "first token", "start_ns": begun or first, "end_ns": first}] if first else []
+
+    def _begin(self, claim: Claim) -> None:
+        assert self._tokenizer is not None
+        answer = Answer(claim, self._tokenizer)
+        if answer.finish_reason:
+            self._end(answer)
+            return
+        self._answers[claim.job_id] = answer
+        frame = {
+            "t": "submit",
+            "model": self.id,
+            "id": claim.job_id,
+            "prompt": answer.prompt,
+            "params": answer.engine_params(),
+            "prior": answer.prior,
+            "salt": claim.tenant.encode(),
+        }
+        try:
+            self._engine.send(frame)
+        except EngineDied as error:
+            self._on_gone(str(error))
+
+    def _on_frame(self, frame: Frame) -> None:
+        match frame["t"]:
+            case "deltas":
+                for item in frame["items"]:
+                    self._on_delta(*item)
+            case "slot_free" if self._feed:
+                self._feed.release(frame["slot"])
+            case "ready" if not self._loaded.done():
+                self._loaded.set_result(frame)
+            case "load_error" if not self._loaded.done():
+                self._loaded.set_exception(StartFailed(frame["error"]))
+
+    def _on_delta(
+        self, job_id: str, tokens: list[int], reason: str | None, error: str, prompt_tokens: int, cached_tokens: int
+    ) -> None:
+        answer = self._answers.get(job_id)
+        if answer is None:
+            return
+        if reason in ("error", "abort"):
+            del self._answers[job_id]
+            failure = {"type": "model_error", "message": error or "generation was aborted", "code": None}
+            self.fail(answer.claim, failure, retry=False)
+            return
+        if tokens:
+            self._first_token_ns.setdefault(job_id, time.monotonic_ns())
+        answer.cached_tokens = cached_tokens
+        text = answer.absorb(tokens, reason)
+        if answer.claim.stream and (text or tokens):
+            self.outbox.emit(job_id, answer.claim.fence, pack({"text": text, "ids": tokens}))
+        if answer.finish_reason:
+            del self._answers[job_id]
+            if reason is None:
+                self._send_abort(job_id)
+            self._end(answer)
+
+    def _end(self, answer: Answer) -> None:
+        usage = answer.usage()
+        self.complete(answer.claim, answer.result(), dict(usage), cost=float(sum_cost(usage)))
+
+    def _send_abort(self, job_id: str) -> None:
+        try:
+            self._engine.send({"t": "abort", "model": self.id, "id": job_id})
+        except EngineDied:
+            return
+
+    def _on_gone(self, reason: str) -> None:
+        self._answers.clear()
+        if not self._loaded.done():
+            self._loaded.set_exception(EngineDied(reason))
+        else:
+            self.crash({"type": "internal_error", "message": reason, "code": "engine_died"})
+
+
+def sum_cost(usage: dict[str, int]) -> int:
+    """Tokens computed, output weighted twice (Virtual Token Counter, OSDI '24); cached prompt tokens are free."""
+    return usage["prompt_tokens"] - usage["cached_tokens"] + 2 * usage["completion_tokens"]
+
+
+def read_model(url: str) -> tuple[ObjectStore, Manifest, dict[str, bytes]]:
+    """The store, the manifest and the small documents of a published model. Raises ColdStartError."""
+    store = open_store(url)
+    manifest = read_manifest(store)
+    documents = {name: store.read(name) for name in manifest.documents}
+    if "tokenizer.json" not in documents:
+        raise ColdStartError(f"{url}/tokenizer.json", None, "the model was published without a tokenizer")
+    return store, manifest, documents

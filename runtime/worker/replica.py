@@ -1,0 +1,240 @@
+"""One loaded copy of a function on this host: what all kinds share. The kinds say how to load, run and abort."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from abc import ABC, abstractmethod
+from typing import Any, Literal
+
+from stoker.coldstart.failures import ColdStartError
+from stoker.coldstart.timeline import Timeline
+from stoker.queue.records import Claim, Completion, Failure, pack
+from stoker.runtime.spec import FunctionSpec
+from stoker.runtime.worker.host import Host
+from stoker.runtime.worker.outbox import Outbox
+
+State = Literal["starting", "loading", "ready", "draining", "failed", "gone"]
+Record = dict[str, Any]
+
+log = logging.getLogger("stoker.worker")
+
+
+class StartFailed(Exception):
+    """A replica could not start; `error` is the record its waiting jobs get."""
+
+    def __init__(self, error: Record) -> None:
+        super().__init__(error["message"])
+        self.error = error
+
+
+class Replica(ABC):
+    """Life: starting, loading, ready, draining, gone; or failed, and then the controller decides what comes next."""
+
+    def __init__(self, id: str, spec: FunctionSpec, host: Host) -> None:
+        self.id = id
+        self.spec = spec
+        self.host = host
+        self.state: State = "starting"
+        self.error: Record | None = None
+        self.held: dict[str, Claim] = {}
+        self.timeline = Timeline()
+        self.outbox = Outbox(host.broker, spec.name, self.lose)
+        self._claimed_ns: dict[str, int] = {}
+        self._ready_at = 0.0
+        self._started_at = time.monotonic_ns()
+        self._room = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @abstractmethod
+    async def load(self) -> None:
+        """Until ready to run; raises StartFailed, ColdStartError or OSError."""
+
+    @abstractmethod
+    async def unload(self) -> None:
+        """Gives everything back; also called after a failed load."""
+
+    @abstractmethod
+    async def take_work(self) -> None:
+        """Claims what there is room for and starts it, or waits a moment for work."""
+
+    @abstractmethod
+    def abort(self, job_id: str) -> None:
+        """Stops computing for a job that no longer belongs to this host."""
+
+    def run_phases(self, claim: Claim) -> list[Record]:
+        """Timeline records of the job's own run, when the kind knows more than its whole length."""
+        return []
+
+    def progress(self) -> tuple[int, int]:
+        """Bytes loaded and bytes in all."""
+        return 0, 0
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self, grace_s: float) -> None:
+        """Drains: no new work, what runs may finish within `grace_s`, the rest goes back to the head of its lane."""
+        self._stopping.set()
+        if self.state in ("starting", "loading") and self._task:
+            self._task.cancel()
+        if self.state == "ready":
+            self.state = "draining"
+            await self._finish_held(grace_s)
+        if self._task:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    def lose(self, job_id: str, reason: str = "lost") -> None:
+        """The job was cancelled, timed out or given to another worker: stop, and say nothing more about it."""
+        if self.held.pop(job_id, None):
+            self.outbox.forget(job_id)
+            self._claimed_ns.pop(job_id, None)
+            self.abort(job_id)
+            self._room.set()
+
+    def crash(self, error: Record) -> None:
+        """What ran the jobs died: they are retried elsewhere and this replica is over."""
+        if self.state in ("failed", "gone"):
+            return
+        self.state, self.error = "failed", error
+        for claim in list(self.held.values()):
+            self.fail(claim, error, retry=True)
+        self._stopping.set()
+        self._room.set()
+
+    def complete(self, claim: Claim, result: Record, usage: Record, cost: float | None = None) -> None:
+        if self.held.pop(claim.job_id, None) is None:
+            return
+        self._room.set()
+        self.outbox.complete(
+            Completion(
+                job_id=claim.job_id,
+                fence=claim.fence,
+                result=pack(result),
+                usage=pack(self._usage(claim, usage)),
+                notes=pack(self._notes(claim)),
+                cost=cost,
+            )
+        )
+
+    def fail(self, claim: Claim, error: Record, *, retry: bool, counts: bool = True) -> None:
+        if self.held.pop(claim.job_id, None) is None:
+            return
+        self._room.set()
+        self.outbox.fail(
+            Failure(
+                job_id=claim.job_id,
+                fence=claim.fence,
+                error=pack(error),
+                retry=retry,
+                counts=counts,
+                usage=pack(self._usage(claim, {})),
+                notes=pack(self._notes(claim)),
+            )
+        )
+
+    def hold(self, claim: Claim) -> None:
+        self.held[claim.job_id] = claim
+        self._claimed_ns[claim.job_id] = time.monotonic_ns()
+
+    async def room(self, capacity: int) -> int:
+        """Waits until fewer than `capacity` jobs are held, or the replica stops; returns how many more fit."""
+        while len(self.held) >= capacity and not self._stopping.is_set():
+            self._room.clear()
+            await self._room.wait()
+        return max(0, capacity - len(self.held))
+
+    def report(self) -> Record:
+        loaded, total = self.progress()
+        return {
+            "function": self.spec.name,
+            "version": self.spec.version,
+            "state": self.state,
+            "loaded_bytes": loaded,
+            "total_bytes": total,
+            "inflight": len(self.held),
+            "error": self.error,
+            "cold_start": {"records": self.timeline.records()} if self._ready_at else None,
+        }
+
+    async def _run(self) -> None:
+        self.outbox.start()
+        try:
+            await self._load()
+            while not self._stopping.is_set() and self.state == "ready":
+                await self.take_work()
+            await self.outbox.drained()
+        except StartFailed as failure:
+            await self._fail_waiting(failure.error)
+        finally:
+            await self.unload()
+            await self.outbox.close()
+            if self.state != "failed":
+                self.state = "gone"
+
+    async def _load(self) -> None:
+        try:
+            await self.load()
+        except ColdStartError as error:
+            raise StartFailed(cold_start_record(error)) from error
+        except (OSError, ValueError) as error:
+            raise StartFailed({"type": "cold_start_error", "message": str(error), "code": None}) from error
+        self._ready_at = time.monotonic()
+        if self.state in ("starting", "loading"):
+            self.state = "ready"
+
+    async def _fail_waiting(self, error: Record) -> None:
+        """A load that fails uses up one attempt of every job that waited for it, so that none waits for ever."""
+        log.error("replica %s of %s failed to start: %s", self.id, self.spec.name, error["message"])
+        self.state, self.error = "failed", error
+        for claim in await self.host.claim(self.spec.name, 1000):
+            self.hold(claim)
+            self.fail(claim, error, retry=True)
+        await self.outbox.drained()
+
+    async def _finish_held(self, grace_s: float) -> None:
+        deadline = time.monotonic() + grace_s
+        while self.held and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        for claim in list(self.held.values()):
+            self.abort(claim.job_id)
+            self.fail(
+                claim, {"type": "internal_error", "message": "worker stopped", "code": None}, retry=True, counts=False
+            )
+
+    def _usage(self, claim: Claim, extra: Record) -> Record:
+        claimed = self._claimed_ns.get(claim.job_id, time.monotonic_ns())
+        return {
+            "tenant": claim.tenant,
+            "function": claim.function,
+            "attempt": claim.attempt,
+            "queue_ms": claim.claimed_ms - claim.enqueued_ms,
+            "run_ms": (time.monotonic_ns() - claimed) / 1e6,
+            "cold_start_ms": self._cold_start_ms(claim),
+            "prompt_tokens": 0,
+            "completion_tokens": 0,
+            "cached_tokens": 0,
+            **extra,
+        }
+
+    def _notes(self, claim: Claim) -> Record:
+        claimed = self._claimed_ns.pop(claim.job_id, time.monotonic_ns())
+        queued = claimed - int((claim.claimed_ms - claim.enqueued_ms) * 1e6)
+        own = [{"name": "queue wait", "start_ns": queued, "end_ns": claimed}]
+        if self._cold_start_ms(claim):
+            own = [{"name": "queue wait", "start_ns": queued, "end_ns": self._started_at}, *self.timeline.records()]
+        run = {"name": "run", "start_ns": claimed, "end_ns": time.monotonic_ns()}
+        return {"host": self.host.id, "replica": self.id, "timeline": [*own, *self.run_phases(claim), run]}
+
+    def _cold_start_ms(self, claim: Claim) -> float:
+        """How long of its wait this job spent on this replica's start; 0 for a job that found it ready."""
+        waited_s = (claim.claimed_ms - claim.enqueued_ms) / 1000
+        since_ready = self._claimed_ns.get(claim.job_id, time.monotonic_ns()) / 1e9 - self._ready_at
+        load_s = self._ready_at - self._started_at / 1e9
+        return max(0.0, min(load_s, waited_s - since_ready)) * 1000 if self._ready_at else 0.0
+
+
+def cold_start_record(error: ColdStartError) -> Record:
+    return {"type": "cold_start_error", "message": str(error), "code": type(error).__name__, "facts": error.as_dict()}
