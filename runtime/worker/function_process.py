@@ -10,13 +10,16 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from stoker.runtime.processes import die_with_parent
 from stoker.runtime.sdk import Function, call
-from stoker.runtime.wire import Channel, ChannelClosed, Frame
+from stoker.runtime.wire import Channel, ChannelClosed, Frame, encode
 
 Item = list[Any]
+
+RUNTIME = Path(__file__).resolve().parents[1]
 
 
 class BatchMismatch(TypeError):
@@ -35,7 +38,7 @@ def resolve(entry: str) -> Callable[..., Any]:
 def user_error(error: BaseException) -> dict[str, Any]:
     """What the function's owner sees: the traceback begins in their code."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if os.path.dirname(__file__) not in os.path.abspath(frame.filename)]
+    own = [frame for frame in frames if not Path(frame.filename).resolve().is_relative_to(RUNTIME)]
     lines = traceback.format_list(own) + traceback.format_exception_only(error)
     return {
         "type": "function_error",
@@ -111,8 +114,6 @@ def send_results(channel: Channel, results: list[Item]) -> None:
 
 def sendable(item: Item) -> Item:
     """A result that msgpack can't carry fails its own job, not its neighbours'."""
-    from stoker.runtime.wire import encode
-
     try:
         encode({"item": item})
         return item

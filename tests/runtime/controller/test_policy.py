@@ -1,0 +1,130 @@
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+from stoker.runtime.controller.policy import (
+    MAX_BACKOFF_S,
+    Decision,
+    Demand,
+    Failures,
+    Placed,
+    View,
+    count_failure,
+    decide,
+    wanted_replicas,
+)
+from stoker.runtime.spec import FunctionSpec, Scaling
+
+HOSTS = {"h0": ["cpu"], "h1": ["cuda:0", "cuda:1"]}
+
+
+def spec(name: str = "f", version: str = "v1", **scaling: float) -> FunctionSpec:
+    return FunctionSpec(name=name, kind="python", version=version, scaling=Scaling(**scaling))  # type: ignore[arg-type]
+
+
+def replica(id: str, state: str = "ready", version: str = "v1", host: str = "h0", device: str = "cpu") -> Placed:
+    return Placed(id, "f", version, host, device, state)
+
+
+def choose(
+    demand: Demand, placed: tuple[Placed, ...] = (), function: FunctionSpec | None = None, **more: object
+) -> Decision:
+    function = function or spec()
+    view = View(now=100.0, specs={"f": function}, demands={"f": demand}, hosts=HOSTS, placed=placed)
+    return decide(View(**{**{name: getattr(view, name) for name in View.__slots__}, **more}))
+
+
+demands = st.builds(
+    Demand,
+    st.integers(0, 500),
+    st.integers(0, 100),
+    st.integers(0, 5),
+    st.one_of(st.just(math.inf), st.floats(0, 1000)),
+)
+bounds = st.tuples(st.integers(0, 4), st.integers(1, 8)).map(lambda b: spec(min_replicas=min(b), max_replicas=max(b)))
+
+
+@given(bounds, demands, st.integers(0, 8), st.integers(0, 8))
+def test_never_below_min_nor_above_max(function: FunctionSpec, demand: Demand, current: int, starting: int) -> None:
+    wanted = wanted_replicas(function, demand, current, min(starting, current))
+    assert function.scaling.min_replicas <= wanted <= function.scaling.max_replicas
+
+
+@given(bounds, demands.filter(lambda d: d.work > 0), st.integers(0, 8))
+def test_work_always_wakes_and_never_takes_a_replica_away(function: FunctionSpec, demand: Demand, current: int) -> None:
+    wanted = wanted_replicas(function, demand, current, 0)
+    assert wanted >= 1
+    assert wanted >= min(current, function.scaling.max_replicas)
+
+
+@given(st.integers(1, 500), st.sampled_from(["unseen", "starting", "loading"]))
+def test_a_burst_to_a_sleeping_function_with_one_allowed_replica_starts_exactly_one(burst: int, state: str) -> None:
+    assert len(choose(Demand(queued=burst, idle_s=0)).add) == 1
+    again = choose(Demand(queued=burst, idle_s=0), (replica("a", state),))
+    assert again.add == () and [kept.id for kept in again.keep] == ["a"]
+
+
+def test_idle_replicas_go_only_after_the_timeout() -> None:
+    function = spec(idle_timeout_s=10)
+    assert choose(Demand(idle_s=9), (replica("a"),), function).keep
+    assert not choose(Demand(idle_s=10), (replica("a"),), function).keep
+
+
+def test_a_starting_replica_is_not_taken_away_while_idle() -> None:
+    assert choose(Demand(idle_s=1000), (replica("a", "loading"),)).keep
+
+
+def test_a_queue_over_the_target_adds_replicas_up_to_the_maximum() -> None:
+    function = spec(max_replicas=3, target_queue=10)
+    assert len(choose(Demand(queued=15, idle_s=0), (), function).add) == 2
+    assert len(choose(Demand(queued=500, idle_s=0), (), function).add) == 3
+
+
+def test_new_replicas_spread_over_devices() -> None:
+    added = choose(Demand(queued=500, idle_s=0), (), spec(max_replicas=3)).add
+    assert {(host, device) for _, host, device in added} == {("h0", "cpu"), ("h1", "cuda:0"), ("h1", "cuda:1")}
+
+
+def test_replicas_of_a_dead_host_are_replaced() -> None:
+    decision = choose(Demand(running=1, idle_s=0), (replica("a", host="dead"),))
+    assert decision.keep == () and len(decision.add) == 1
+
+
+def test_without_hosts_nothing_is_placed() -> None:
+    assert choose(Demand(queued=1), hosts={}).add == ()
+
+
+def test_an_old_version_serves_until_the_new_one_is_ready() -> None:
+    old, function = replica("a", version="v0"), spec()
+    first = choose(Demand(queued=1, idle_s=0), (old,), function)
+    assert [kept.id for kept in first.keep] == ["a"] and len(first.add) == 1
+    loading = choose(Demand(queued=1, idle_s=0), (old, replica("b", "loading")), function)
+    assert {kept.id for kept in loading.keep} == {"a", "b"}
+    ready = choose(Demand(queued=1, idle_s=0), (old, replica("b")), function)
+    assert [kept.id for kept in ready.keep] == ["b"]
+
+
+def test_functions_that_are_deleted_lose_their_replicas() -> None:
+    assert choose(Demand(), (replica("a"),), specs={}).keep == ()
+
+
+def test_a_failed_start_is_retried_at_once_then_backs_off() -> None:
+    failed = (replica("a", "failed"),)
+    first = choose(Demand(queued=1, idle_s=0), failed)
+    assert first.keep == () and len(first.add) == 1
+    second = choose(Demand(queued=1, idle_s=0), failed, failures=first.failures)
+    assert second.add == ()
+    later = choose(Demand(queued=1, idle_s=0), (), failures=second.failures, now=101.0)
+    assert len(later.add) == 1
+
+
+def test_a_new_version_forgets_the_failures_of_the_old_one() -> None:
+    failures = {"f": Failures("v0", 9, 1e9)}
+    assert len(choose(Demand(queued=1, idle_s=0), failures=failures).add) == 1
+
+
+def test_backoff_is_bounded() -> None:
+    memory = Failures("v1")
+    for _ in range(50):
+        memory = count_failure(memory, now=0.0)
+    assert memory.retry_at == MAX_BACKOFF_S
