@@ -1,0 +1,210 @@
+"""Causal grouped-query attention over a paged cache in Triton: prefill, decode and mixed steps in one kernel.
+
+A program owns one KV head and BLOCK_Q neighbouring tokens of one sequence; the query heads that share the KV head are
+packed with the tokens into BLOCK_M rows, so the matrix units are used at decode too. The grid is bounded by shapes:
+sequence s owns the program indices from query_start[s] // BLOCK_Q + s on, and programs with nothing to do exit.
+Online softmax as in FlashAttention-2 (Dao, 2023, arXiv 2307.08691); the packing and the bounded grid follow "The
+Anatomy of a Triton Attention Kernel" (2025, arXiv 2511.11581); the split over the context is Flash-Decoding's.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from stoker.kernels.attention_plan import Plan, plan, processors
+
+LOG2_E = 1.4426950408889634
+
+
+def paged_attention(
+    q: torch.Tensor,
+    kv_layer: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start: torch.Tensor,
+    context_len: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    sequences, table_width = block_table.shape
+    chosen = plan(q.shape[0], sequences, table_width * kv_layer.shape[2], q.shape[1], kv_layer.shape[3],
+                  q.shape[2], q.element_size(), processors(q.device))  # fmt: skip
+    where = (q, kv_layer, block_table, query_start, context_len, scale)
+    if chosen.segments == 1:
+        _launch(chosen, out, out, out, *where)
+        return out
+    partial = torch.empty((*q.shape[:2], chosen.segments, q.shape[2]), dtype=torch.float32, device=q.device)
+    peak, total = torch.empty((2, *partial.shape[:3]), dtype=torch.float32, device=q.device)
+    _launch(chosen, partial, peak, total, *where)
+    _merge[(q.shape[1], q.shape[0])](partial, peak, total, out, chosen.segments, q.shape[2], num_warps=4)
+    return out
+
+
+def _launch(
+    chosen: Plan,
+    out: torch.Tensor,
+    peak: torch.Tensor,
+    total: torch.Tensor,
+    q: torch.Tensor,
+    kv_layer: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start: torch.Tensor,
+    context_len: torch.Tensor,
+    scale: float,
+) -> None:
+    tokens, q_heads, dim = q.shape
+    _, _, cache_block, kv_heads, _ = kv_layer.shape
+    sequences = block_table.shape[0]
+    group = q_heads // kv_heads
+    block_q = chosen.block_m // group
+    _attend[(kv_heads, triton.cdiv(tokens, block_q) + sequences, chosen.segments)](
+        q, kv_layer, block_table, query_start, context_len, out, peak, total,
+        tokens, sequences, scale * LOG2_E, q.stride(0), block_table.stride(0),
+        kv_layer.stride(0), kv_layer.stride(1), kv_layer.stride(2),
+        group, dim, cache_block, chosen.block_m, block_q, chosen.block_n,
+        chosen.segments > 1, chosen.peel, q.dtype == torch.float32,
+        num_warps=chosen.warps, num_stages=chosen.stages,
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=["tokens", "sequences", "table_stride"],
+    do_not_specialize_on_alignment=["table_ptr", "query_start_ptr", "context_ptr"],
+)
+def _attend(
+    q_ptr, kv_ptr, table_ptr, query_start_ptr, context_ptr, out_ptr, peak_ptr, total_ptr,
+    tokens, sequences, scale, q_stride, table_stride, block_stride, value_stride, entry_stride,
+    GROUP: tl.constexpr, DIM: tl.constexpr, CACHE_BLOCK: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr,
+    SPLIT: tl.constexpr, PEEL: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    # The last programs have the longest causal rows: start them first.
+    index = tl.num_programs(1) - 1 - tl.program_id(1)
+    sequence = _sequence_of(index, query_start_ptr, sequences, BLOCK_Q)
+    # Rows behind the last sequence act as one more sequence, without context, so that they come out as zeros.
+    start = tl.load(query_start_ptr + sequence)
+    stop = tl.load(query_start_ptr + sequence + 1, mask=sequence < sequences, other=tokens)
+    context = tl.load(context_ptr + sequence, mask=sequence < sequences, other=0)
+    length = stop - start
+    first = (index - start // BLOCK_Q - sequence) * BLOCK_Q
+    if first >= length:
+        return
+
+    row = tl.arange(0, BLOCK_M)
+    local = first + row // GROUP
+    valid = (row < BLOCK_Q * GROUP) & (local < length)
+    head = tl.program_id(0) * GROUP + row % GROUP
+    token = (start + local).to(tl.int64)
+    column = tl.arange(0, DIM)[None, :]
+    q = tl.load(q_ptr + (token * q_stride + head * DIM)[:, None] + column, mask=valid[:, None], other=0)
+
+    position = context - length + local
+    visible = context - length + tl.minimum(first + BLOCK_Q, length)
+    begin, plain, end = _tile_range(context - length + first + 1, visible, BLOCK_N, SPLIT, PEEL)
+    keys = kv_ptr + tl.program_id(0) * DIM
+    table = table_ptr + sequence.to(tl.int64) * table_stride
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    mixed = tl.zeros([BLOCK_M, DIM], tl.float32)
+    if PEEL:
+        for tile in range(begin, plain):
+            peak, total, mixed = _tile(
+                peak, total, mixed, q, keys, table, tile * BLOCK_N, context, position, scale,
+                block_stride, value_stride, entry_stride, DIM, CACHE_BLOCK, BLOCK_N, False, EXACT,
+            )  # fmt: skip
+    for tile in range(plain, end):
+        peak, total, mixed = _tile(
+            peak, total, mixed, q, keys, table, tile * BLOCK_N, context, position, scale,
+            block_stride, value_stride, entry_stride, DIM, CACHE_BLOCK, BLOCK_N, True, EXACT,
+        )  # fmt: skip
+
+    cell = token * GROUP * tl.num_programs(0) + head
+    if SPLIT:
+        cell = cell * tl.num_programs(2) + tl.program_id(2)
+        tl.store(peak_ptr + cell, peak, mask=valid)
+        tl.store(total_ptr + cell, total, mask=valid)
+        valid = valid & (total != 0)
+    else:
+        mixed = mixed / tl.where(total == 0, 1.0, total)[:, None]
+    tl.store(out_ptr + cell[:, None] * DIM + column, mixed.to(out_ptr.dtype.element_ty), mask=valid[:, None])
+
+
+@triton.jit
+def _sequence_of(index, query_start_ptr, sequences, BLOCK_Q: tl.constexpr):
+    """How many sequences start after the first and at or before program `index`: the one that owns it.
+
+    Counting over wide loads instead of bisecting: one memory latency per 256 sequences.
+    """
+    owner = 0
+    for base in range(1, sequences + 1, 256):
+        sequence = base + tl.arange(0, 256)
+        start = tl.load(query_start_ptr + sequence, mask=sequence <= sequences, other=0)
+        begun = (sequence <= sequences) & (start // BLOCK_Q + sequence <= index)
+        owner += tl.sum(begun.to(tl.int32))
+    return owner
+
+
+@triton.jit
+def _tile_range(unmasked, visible, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PEEL: tl.constexpr):
+    """This program's key tiles [begin, end), and the first of them that some row sees only in part."""
+    begin = 0
+    end = tl.cdiv(visible, BLOCK_N)
+    if SPLIT:
+        share = tl.cdiv(end, tl.num_programs(2))
+        begin = tl.program_id(2) * share
+        end = tl.minimum(begin + share, end)
+    plain = begin
+    if PEEL:
+        plain = tl.maximum(tl.minimum(unmasked // BLOCK_N, end), begin)
+    return begin, plain, end
+
+
+@triton.jit
+def _tile(
+    peak, total, mixed, q, keys, table, start, context, position, scale, block_stride, value_stride, entry_stride,
+    DIM: tl.constexpr, CACHE_BLOCK: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Online-softmax step over BLOCK_N cached tokens. Nothing past the context is read: it may hold anything."""
+    key = start + tl.arange(0, BLOCK_N)
+    precision: tl.constexpr = "ieee" if EXACT else "tf32"
+    entry = keys + (key % CACHE_BLOCK)[:, None] * entry_stride + tl.arange(0, DIM)[None, :]
+    if MASKED:
+        cached = key < context
+        block = tl.load(table + key // CACHE_BLOCK, mask=cached, other=0).to(tl.int64)
+        entry += block[:, None] * block_stride
+        k = tl.load(entry, mask=cached[:, None], other=0)
+        v = tl.load(entry + value_stride, mask=cached[:, None], other=0)
+    else:
+        block = tl.load(table + key // CACHE_BLOCK).to(tl.int64)
+        entry += block[:, None] * block_stride
+        k = tl.load(entry)
+        v = tl.load(entry + value_stride)
+    scores = tl.dot(q, tl.trans(k), input_precision=precision)
+    if MASKED:
+        scores = tl.where(key[None, :] <= position[:, None], scores, float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(scores, 1) * scale)
+    # A row that has seen nothing yet has peak -inf; any finite stand-in keeps -inf - -inf out of the exponent.
+    base = tl.where(new_peak == float("-inf"), 0.0, new_peak) if MASKED else new_peak
+    weights = tl.exp2(scores * scale - base[:, None])
+    decay = tl.exp2(peak - base)
+    total = total * decay + tl.sum(weights, 1)
+    mixed = tl.dot(weights.to(v.dtype), v, mixed * decay[:, None], input_precision=precision)
+    return new_peak, total, mixed
+
+
+@triton.jit
+def _merge(partial_ptr, peak_ptr, total_ptr, out_ptr, SEGMENTS: tl.constexpr, DIM: tl.constexpr):
+    """One program per token and query head: the segments' partial results, rescaled to their common peak."""
+    cell = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+    segment = tl.arange(0, SEGMENTS)
+    column = tl.arange(0, DIM)
+    peak = tl.load(peak_ptr + cell * SEGMENTS + segment)
+    total = tl.load(total_ptr + cell * SEGMENTS + segment)
+    # A segment without keys stored no partial result. NaN counts as stored, so that it isn't hidden.
+    stored = total != 0
+    best = tl.max(peak, 0)
+    weight = tl.where(stored, tl.exp2(peak - tl.where(best == float("-inf"), 0.0, best)), 0.0)
+    rows = (cell * SEGMENTS + segment)[:, None] * DIM + column[None, :]
+    partial = tl.load(partial_ptr + rows, mask=stored[:, None], other=0)
+    mixed = tl.sum(partial * weight[:, None], 0)
+    total = tl.sum(tl.where(stored, total * weight, 0.0), 0)
+    tl.store(out_ptr + cell * DIM + column, (mixed / tl.where(total == 0, 1.0, total)).to(out_ptr.dtype.element_ty))

@@ -1,0 +1,9 @@
+"""The Triton versions under one name; `ops` imports this module on the first CUDA tensor it sees."""
+
+from stoker.kernels.activation import silu_mul
+from stoker.kernels.attention import paged_attention
+from stoker.kernels.norm import add_rms_norm, rms_norm
+from stoker.kernels.rope import rope_store
+from stoker.kernels.sampling import sample
+
+__all__ = ["add_rms_norm", "paged_attention", "rms_norm", "rope_store", "sample", "silu_mul"]
