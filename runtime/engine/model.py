@@ -1,0 +1,51 @@
+"""The Llama decoder (arXiv 2302.13971) as functions over weight views."""
+
+import torch
+
+from stoker.kernels import ops
+from stoker.runtime.engine.batch import Batch
+from stoker.runtime.engine.config import ModelConfig
+from stoker.runtime.engine.weights import LayerWeights, ModelWeights
+
+
+def forward(
+    config: ModelConfig, weights: ModelWeights, cos_sin: torch.Tensor, kv: torch.Tensor, batch: Batch
+) -> torch.Tensor:
+    """Writes the step's keys and values into `kv` [N, layers, 2, 16, Hkv, D]; returns the normed hidden state of each
+    sequence's last token [S, hidden]."""
+    residual = ops.embed(batch.ids, weights.embed)
+    hidden = ops.rms_norm(residual, weights.layers[0].input_norm, config.rms_norm_eps)
+    next_norms = [layer.input_norm for layer in weights.layers[1:]]
+    for index, layer in enumerate(weights.layers):
+        attended = attention(config, layer, cos_sin, kv[:, index], batch, hidden)
+        hidden, residual = ops.add_rms_norm(attended, residual, layer.post_norm, config.rms_norm_eps)
+        hidden = ops.linear(ops.silu_mul(ops.linear(hidden, layer.gate_up)), layer.down)
+        if index < len(next_norms):
+            hidden, residual = ops.add_rms_norm(hidden, residual, next_norms[index], config.rms_norm_eps)
+    last, residual = hidden[batch.last], residual[batch.last]
+    return ops.add_rms_norm(last, residual, weights.norm, config.rms_norm_eps)[0]
+
+
+def attention(
+    config: ModelConfig,
+    layer: LayerWeights,
+    cos_sin: torch.Tensor,
+    kv_layer: torch.Tensor,
+    batch: Batch,
+    hidden: torch.Tensor,
+) -> torch.Tensor:
+    """One layer's attention block: [T, hidden] -> [T, hidden]."""
+    qkv = ops.linear(hidden, layer.qkv)
+    q, k, v = qkv.split((config.query_dim, config.kv_dim, config.kv_dim), dim=-1)
+    heads = (config.num_heads, config.head_dim)
+    kv_heads = (config.num_kv_heads, config.head_dim)
+    q, k, v = q.unflatten(-1, heads), k.unflatten(-1, kv_heads), v.unflatten(-1, kv_heads)
+    q = ops.rope_store(q, k, v, cos_sin, batch.positions, kv_layer, batch.slots)
+    scale = config.head_dim**-0.5
+    mixed = ops.paged_attention(q, kv_layer, batch.block_table, batch.query_start, batch.context_len, scale)
+    return ops.linear(mixed.flatten(1), layer.o)
+
+
+def logits(weights: ModelWeights, hidden: torch.Tensor) -> torch.Tensor:
+    """[R, hidden] -> [R, V]."""
+    return ops.linear(hidden, weights.head)

@@ -1,0 +1,46 @@
+"""Names of KV blocks by content: a salted SHA-256 chain over full blocks of tokens."""
+
+import hashlib
+from array import array
+
+BLOCK_TOKENS = 16
+
+
+def root_key(model: bytes, dtype: bytes, salt: bytes) -> bytes:
+    """Start of a chain. Each field is tagged and length-prefixed, so no two sets of fields can run together."""
+    digest = hashlib.sha256(b"stoker.kv.root")
+    for tag, value in ((b"model", model), (b"dtype", dtype), (b"salt", salt)):
+        digest.update(tag + len(value).to_bytes(8, "little") + value)
+    return digest.digest()
+
+
+def block_key(parent: bytes, tokens: bytes) -> bytes:
+    return hashlib.sha256(b"stoker.kv.block" + parent + tokens).digest()
+
+
+class HashChain:
+    """Keys and contents (the tokens as int32 bytes) of the full blocks of a growing list of tokens."""
+
+    __slots__ = ("_contents", "_keys", "_root", "_tokens")
+
+    def __init__(self, root: bytes, tokens: "array[int]") -> None:
+        self._root = root
+        self._tokens = tokens
+        self._keys: list[bytes] = []
+        self._contents: list[bytes] = []
+
+    def key(self, index: int) -> bytes:
+        self._extend(index)
+        return self._keys[index]
+
+    def content(self, index: int) -> bytes:
+        self._extend(index)
+        return self._contents[index]
+
+    def _extend(self, index: int) -> None:
+        while len(self._keys) <= index:
+            start = len(self._keys) * BLOCK_TOKENS
+            content = self._tokens[start : start + BLOCK_TOKENS].tobytes()
+            parent = self._keys[-1] if self._keys else self._root
+            self._keys.append(block_key(parent, content))
+            self._contents.append(content)

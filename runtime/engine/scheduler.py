@@ -1,0 +1,213 @@
+"""Which tokens of which sequences are computed in the next step, and what its results mean. Pure: no tensors, no clock.
+
+One token budget a step. Running sequences come first: those that decode (one token each), then those whose prompt is
+partly computed, then new ones. A sequence that runs out of blocks takes them from the latest one, which is computed
+again later (recompute preemption, as in vLLM, SOSP '23) and keeps its place at the head of the queue.
+"""
+
+from bisect import insort
+from collections import deque
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+from stoker.runtime.engine.blocks import BlockPool, Entry
+from stoker.runtime.engine.prefix import BLOCK_TOKENS
+from stoker.runtime.engine.request import Delta, FinishReason
+from stoker.runtime.engine.sequence import Sequence
+
+# A waiting sequence that doesn't fit is passed by at most this many smaller ones; then all others wait for it.
+MAX_OVERTAKES = 8
+# How far behind the head of the queue an admissible sequence is looked for.
+LOOKAHEAD = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Tokens `start` to `start + count` of a sequence. After the last known one, the next token is sampled."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    samples: bool
+
+
+class Outcome(NamedTuple):
+    """What a step computed for one `Work`: the sampled token (if it samples), or why the sequence can't go on."""
+
+    token: int
+    error: str = ""
+
+
+class Scheduler:
+    def __init__(self, pool: BlockPool, *, token_budget: int, max_seqs: int, prefix_cache: bool) -> None:
+        self.pool = pool
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.preemptions = 0
+        self.hit_tokens = 0
+        self.computed_tokens = 0
+        self._token_budget = token_budget
+        self._max_seqs = max_seqs
+        self._prefix_cache = prefix_cache
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Ends a sequence in whatever state it is, and frees everything it holds."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+        self._release(sequence)
+
+    def schedule(self) -> list[Work]:
+        crowded = self._make_room()
+        work: list[Work] = []
+        budget = self._token_budget
+        for sequence in sorted(self.running, key=lambda s: s.remaining > 1):
+            budget -= self._append(work, sequence, budget)
+        if not crowded:
+            self._admit(work, budget)
+        return work
+
+    def commit(self, work: Seq[Work], outcomes: Seq[Outcome]) -> list[Delta]:
+        """Books a finished step. Only blocks of finite results enter the prefix cache."""
+        return [
+            delta
+            for item, outcome in zip(work, outcomes, strict=True)
+            if (delta := self._commit_one(item, outcome)) is not None
+        ]
+
+    def _commit_one(self, item: Work, outcome: Outcome) -> Delta | None:
+        sequence = item.sequence
+        if outcome.error:
+            return self._finish(sequence, [], "error", outcome.error)
+        sequence.computed += item.count
+        self.computed_tokens += item.count
+        self._publish(sequence)
+        return self._accept(sequence, outcome.token) if item.samples else None
+
+    def _accept(self, sequence: Sequence, token: int) -> Delta:
+        if token in sequence.stops:
+            return self._finish(sequence, [], "stop")
+        sequence.tokens.append(token)
+        if len(sequence.tokens) == sequence.end:
+            return self._finish(sequence, [token], "length")
+        return delta(sequence, [token], None)
+
+    def _finish(self, sequence: Sequence, tokens: list[int], reason: FinishReason, error: str = "") -> Delta:
+        self.remove(sequence)
+        return delta(sequence, tokens, reason, error)
+
+    def _append(self, work: list[Work], sequence: Sequence, budget: int) -> int:
+        count = min(sequence.remaining, budget)
+        if count:
+            work.append(Work(sequence, sequence.computed, count, count == sequence.remaining))
+        return count
+
+    def _make_room(self) -> bool:
+        """Gives every running sequence the block its next token needs; True when that took preemption."""
+        before = self.preemptions
+        for sequence in [s for s in self.running if s.missing_blocks]:
+            while sequence in self.running and sequence.missing_blocks > self.pool.available():
+                self._preempt(self.running[-1])
+            if sequence in self.running:
+                sequence.blocks.extend(self.pool.allocate(sequence.missing_blocks))
+        return self.preemptions > before
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._release(sequence)
+        self.waiting.appendleft(sequence)
+        self.preemptions += 1
+
+    def _admit(self, work: list[Work], budget: int) -> None:
+        passed: list[Sequence] = []
+        pending = self._pending_keys()
+        for sequence in list(islice(self.waiting, LOOKAHEAD)):
+            if not budget or len(self.running) == self._max_seqs:
+                return
+            hits = self._hits(sequence)
+            if not self._is_held(sequence, len(hits), pending) and self._fits(sequence, hits):
+                self._start(sequence, hits)
+                pending |= self._unpublished_keys(sequence)
+                budget -= self._append(work, sequence, budget)
+                for other in passed:
+                    other.overtaken += 1
+            else:
+                passed.append(sequence)
+            if any(other.overtaken >= MAX_OVERTAKES for other in passed):
+                return
+
+    def _fits(self, sequence: Sequence, hits: list[Entry]) -> bool:
+        """All known tokens must fit, and a spare block beside those that run already, so that admitting one doesn't at
+        once preempt another."""
+        spare = 1 if self.running else 0
+        return self.pool.available(hits) >= sequence.missing_blocks - len(hits) + spare
+
+    def _start(self, sequence: Sequence, hits: list[Entry]) -> None:
+        self.pool.take(hits)
+        sequence.blocks.extend(entry.block for entry in hits)
+        sequence.blocks.extend(self.pool.allocate(sequence.missing_blocks))
+        sequence.computed = len(hits) * BLOCK_TOKENS
+        sequence.published = len(hits)
+        sequence.parent = hits[-1].serial if hits else 0
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = min(sequence.computed, sequence.prompt_tokens)
+            self.hit_tokens += sequence.cached_tokens
+        sequence.overtaken = 0
+        self.waiting.remove(sequence)
+        insort(self.running, sequence, key=lambda s: s.arrival)
+
+    def _hits(self, sequence: Sequence) -> list[Entry]:
+        """Cached blocks that the sequence can begin with."""
+        hits: list[Entry] = []
+        parent = 0
+        for index in range(cacheable_blocks(sequence) if self._prefix_cache else 0):
+            entry = self.pool.find(sequence.chain.key(index), sequence.chain.content(index), parent)
+            if entry is None:
+                break
+            hits.append(entry)
+            parent = entry.serial
+        return hits
+
+    def _is_held(self, sequence: Sequence, matched: int, pending: set[bytes]) -> bool:
+        """Waits while a running sequence computes the very block it needs next, so that a burst with a shared prefix
+        computes it once."""
+        if not pending or sequence.overtaken >= MAX_OVERTAKES or matched >= cacheable_blocks(sequence):
+            return False
+        return sequence.chain.key(matched) in pending
+
+    def _pending_keys(self) -> set[bytes]:
+        if not self.waiting:
+            return set()
+        return {key for sequence in self.running for key in self._unpublished_keys(sequence)}
+
+    def _unpublished_keys(self, sequence: Sequence) -> set[bytes]:
+        if not self._prefix_cache or sequence.remaining == 1:
+            return set()
+        return {sequence.chain.key(i) for i in range(sequence.published, len(sequence.tokens) // BLOCK_TOKENS)}
+
+    def _publish(self, sequence: Sequence) -> None:
+        if not self._prefix_cache:
+            return
+        for index in range(sequence.published, sequence.computed // BLOCK_TOKENS):
+            key, content = sequence.chain.key(index), sequence.chain.content(index)
+            sequence.parent = self.pool.publish(sequence.blocks[index], key, content, sequence.parent)
+        sequence.published = sequence.computed // BLOCK_TOKENS
+
+    def _release(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.blocks)
+        sequence.restart()
+
+
+def cacheable_blocks(sequence: Sequence) -> int:
+    """Full blocks that may come from the cache: at least one token is left to compute, or nothing could be sampled."""
+    return (len(sequence.tokens) - 1) // BLOCK_TOKENS
+
+
+def delta(sequence: Sequence, tokens: list[int], reason: FinishReason | None, error: str = "") -> Delta:
+    return Delta(sequence.id, tokens, reason, error, sequence.prompt_tokens, sequence.cached_tokens or 0)

@@ -1,0 +1,74 @@
+"""How many KV blocks a model gets, and a clear refusal when they can't hold one sequence of the longest length."""
+
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from stoker.runtime.engine.config import ModelConfig
+from stoker.runtime.engine.options import EngineOptions
+from stoker.runtime.engine.prefix import BLOCK_TOKENS
+from stoker.runtime.engine.sequence import blocks_for
+
+# Share of the memory that is free once the weights are in place. A CPU's is shared with everything else on the host.
+FREE_SHARE = {"cuda": 0.9, "cpu": 0.25}
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class KVSize:
+    """`num_blocks` usable blocks of `block_bytes` each; the null block comes on top."""
+
+    num_blocks: int
+    block_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return (self.num_blocks + 1) * self.block_bytes
+
+
+class NotEnoughMemory(MemoryError):
+    """The KV cache can't hold `max_model_len` tokens; the message says by how much and what to set."""
+
+
+def block_bytes(config: ModelConfig, options: EngineOptions) -> int:
+    return config.num_layers * 2 * BLOCK_TOKENS * config.kv_dim * options.torch_dtype.itemsize
+
+
+def kv_size(config: ModelConfig, options: EngineOptions, free_bytes: int) -> KVSize:
+    """Blocks from `num_blocks`, else `kv_bytes`, else from `free_bytes`. `options` are resolved."""
+    size = block_bytes(config, options)
+    useful = options.max_seqs * blocks_for(options.max_model_len)
+    granted = options.kv_bytes or min(usable(config, options, free_bytes), (useful + 1) * size)
+    blocks = options.num_blocks or granted // size - 1
+    require_one_sequence(options, blocks, size)
+    return KVSize(blocks, size)
+
+
+def usable(config: ModelConfig, options: EngineOptions, free_bytes: int) -> int:
+    return max(0, int(free_bytes * FREE_SHARE[options.device]) - activation_bytes(config, options))
+
+
+def activation_bytes(config: ModelConfig, options: EngineOptions) -> int:
+    """Peak of one step: the widest layer's intermediates for a full token budget, and float32 logits with the
+    sampler's two copies."""
+    width = 4 * config.hidden_size + config.query_dim + 2 * config.kv_dim + 3 * config.intermediate_size
+    hidden = options.token_budget * width * options.torch_dtype.itemsize
+    return hidden + 3 * options.max_seqs * config.vocab_size * 4
+
+
+def require_one_sequence(options: EngineOptions, blocks: int, size: int) -> None:
+    needed = blocks_for(options.max_model_len)
+    if blocks < needed:
+        held = max(0, blocks) * BLOCK_TOKENS
+        raise NotEnoughMemory(
+            f"the KV cache of {max(0, blocks)} blocks holds {held} tokens, but one sequence may have "
+            f"{options.max_model_len}: short of {(needed - blocks) * size} bytes. "
+            f"Set kv_bytes to {(needed + 1) * size} or more, or max_model_len to {held} or less"
+        )
+
+
+def free_bytes(device: str) -> int:
+    if device == "cpu":
+        return psutil.virtual_memory().available
+    return torch.cuda.mem_get_info()[0]
