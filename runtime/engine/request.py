@@ -8,9 +8,6 @@ from typing import Any, Literal
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
-# Stop strings need text, so the host agent applies them; they travel in the same dict.
-TEXT_PARAMS = frozenset({"stop", "include_stop"})
-
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -27,13 +24,10 @@ class SamplingParams:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SamplingParams":
-        known = {name: value for name, value in values.items() if name not in TEXT_PARAMS}
-        unknown = set(known) - {f.name for f in fields(cls)}
-        if unknown or "max_tokens" not in known:
-            raise ValueError(
-                f"unknown sampling parameter(s): {sorted(unknown)}" if unknown else "max_tokens is missing"
-            )
-        return cls(**{**known, "stop_token_ids": tuple(known.get("stop_token_ids", ()))})
+        unknown = set(values) - {f.name for f in fields(cls)}
+        require(not unknown, f"unknown sampling parameter(s): {', '.join(sorted(unknown))}")
+        require("max_tokens" in values, "max_tokens is missing")
+        return cls(**{**values, "stop_token_ids": tuple(values.get("stop_token_ids", ()))})
 
 
 @dataclass(frozen=True, slots=True)

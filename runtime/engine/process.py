@@ -1,0 +1,97 @@
+"""The engine process: one per device, many models. Speaks frames with the host agent over a socket pair.
+
+A reader thread fills the inbox; the main thread alternates between the inbox and one step of every model with work.
+"""
+
+import argparse
+import logging
+import os
+import signal
+import threading
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+
+from stoker.coldstart.ring import Ring
+from stoker.coldstart.timeline import Timeline
+from stoker.runtime.processes import die_with_parent
+from stoker.runtime.wire import Channel, ChannelClosed, Frame
+
+if TYPE_CHECKING:
+    from stoker.runtime.engine.models import Models
+
+log = logging.getLogger(__name__)
+
+STOP: Frame = {"t": "stop"}
+Inbox = SimpleQueue[Frame]
+
+
+def main() -> None:
+    die_with_parent()
+    # Ctrl-C reaches the whole terminal group; when to stop is the agent's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    args = arguments()
+    channel = Channel.from_fd(args.socket_fd)
+    timeline = Timeline()
+    models = start(channel, Ring.attach(args.ring_fd, args.ring_slots), timeline)
+    inbox: Inbox = SimpleQueue()
+    threading.Thread(target=read, args=(channel, inbox), daemon=True, name="engine-reader").start()
+    try:
+        channel.send({"t": "hello", "pid": os.getpid(), "phases": timeline.records()})
+        serve(models, inbox)
+    except ChannelClosed:
+        log.info("the host agent is gone")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--socket-fd", type=int, required=True)
+    parser.add_argument("--ring-fd", type=int, required=True)
+    parser.add_argument("--ring-slots", type=int, required=True)
+    return parser.parse_args()
+
+
+def start(channel: Channel, ring: Ring, timeline: Timeline) -> "Models":
+    """Imports what takes long here, where the timeline sees it."""
+    with timeline.phase("import torch"):
+        import torch
+    with timeline.phase("import engine"):
+        from stoker.runtime.engine.models import Models
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    if torch.cuda.is_available():
+        with timeline.phase("CUDA context"):
+            torch.zeros(1, device="cuda")
+    return Models(channel.send, ring)
+
+
+def read(channel: Channel, inbox: Inbox) -> None:
+    try:
+        while True:
+            inbox.put(channel.receive())
+    except ChannelClosed:
+        pass
+    finally:
+        inbox.put(STOP)
+
+
+def serve(models: "Models", inbox: Inbox) -> None:
+    """Until a stop frame, or the end of the channel."""
+    while True:
+        for frame in waiting_frames(inbox, block=not models.has_work()):
+            if frame["t"] == "stop":
+                return
+            models.handle(frame)
+        models.step()
+
+
+def waiting_frames(inbox: Inbox, block: bool) -> list[Frame]:
+    frames = [inbox.get()] if block else []
+    try:
+        while True:
+            frames.append(inbox.get_nowait())
+    except Empty:
+        return frames
+
+
+if __name__ == "__main__":
+    main()
