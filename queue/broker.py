@@ -1,0 +1,212 @@
+"""The queue's operations. Each is one script, replay-safe: when a reply is lost, call again with the same arguments."""
+
+import asyncio
+import random
+import secrets
+from collections.abc import Mapping, Sequence
+
+from redis.asyncio import Redis
+
+from stoker.queue import keys, replies
+from stoker.queue.records import (
+    Backlog,
+    Claim,
+    Completion,
+    Emission,
+    Enqueued,
+    Failure,
+    Job,
+    JobState,
+    Limits,
+    NewJob,
+    Settled,
+    StoredChunk,
+    function_of,
+)
+from stoker.queue.scripts import Argument, Scripts
+
+CLAIM_LIMIT = 512
+TICK_BOUND = 100
+BACKOFF_BASE_MS = 250
+BACKOFF_CAP_MS = 30_000
+
+
+class ClaimTicket:
+    """Names one claim, so that asking again after a lost reply gets the same jobs and not more of them."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self._origin = secrets.token_hex(6)
+        self._count = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self._origin}.{self._count}"
+
+    def answered(self) -> None:
+        self._count += 1
+
+
+class Broker:
+    """Enqueue, claim, renew, emit and settle jobs. `lease_ms`: how long a claim lasts without a beat.
+
+    Retries wait uniformly between 0 and min(`backoff_cap_ms`, `backoff_base_ms` * 2^(attempt-1)): full jitter.
+    Every method raises redis.exceptions.ConnectionError or TimeoutError when the server is away.
+    """
+
+    def __init__(
+        self,
+        client: Redis,
+        *,
+        lease_ms: int = 10_000,
+        backoff_base_ms: int = BACKOFF_BASE_MS,
+        backoff_cap_ms: int = BACKOFF_CAP_MS,
+    ) -> None:
+        self.lease_ms = lease_ms
+        self._redis = client
+        self._scripts = Scripts(client)
+        self._backoff = (backoff_base_ms, backoff_cap_ms)
+        self._registered: set[str] = set()
+        self._tickets: dict[tuple[str, str], ClaimTicket] = {}
+
+    async def enqueue(self, job: NewJob) -> Enqueued:
+        """Raises QueueFull or IdempotencyMismatch; then nothing was stored."""
+        await self._register(job.function)
+        reply = await self._scripts.run("enqueue", job.function, enqueue_arguments(job))
+        return replies.enqueued(reply)
+
+    async def claim(self, function: str, worker: str, limit: int) -> list[Claim]:
+        """Up to `limit` jobs of one batch key, the least-served tenant first. Never blocks."""
+        if limit < 1:
+            return []
+        ticket = self._tickets.setdefault((function, worker), ClaimTicket())
+        async with ticket.lock:
+            arguments: list[Argument] = [worker, ticket.name, min(limit, CLAIM_LIMIT), self.lease_ms]
+            rows = await self._scripts.run("claim", function, arguments)
+            ticket.answered()
+        return [replies.claim(function, row) for row in rows]
+
+    async def beat(self, function: str, worker: str, held: Mapping[str, int]) -> dict[str, str]:
+        """Renews the leases of `held` (job id -> fence). Returns the lost ones: "cancelled", "timed_out" or "lost"."""
+        if not held:
+            return {}
+        pairs = [part for job_id, fence in held.items() for part in (job_id, fence)]
+        flat = await self._scripts.run("beat", function, [worker, self.lease_ms, *pairs])
+        return {job_id.decode(): reason.decode() for job_id, reason in zip(flat[::2], flat[1::2], strict=True)}
+
+    async def emit(self, function: str, emissions: Sequence[Emission]) -> list[str]:
+        """One round trip for all. Returns the ids of jobs that these fences no longer hold."""
+        if not emissions:
+            return []
+        parts = [part for item in emissions for part in (item.job_id, item.fence, item.seq, item.data)]
+        stale = await self._scripts.run("emit", function, parts)
+        return list(dict.fromkeys(job_id.decode() for job_id in stale))
+
+    async def done(self, function: str, completions: Sequence[Completion]) -> list[Settled]:
+        """Result, terminal event and usage record in one step, for each fence that still holds its job."""
+        if not completions:
+            return []
+        parts = [part for item in completions for part in completion_arguments(item)]
+        return settled(await self._scripts.run("done", function, parts))
+
+    async def fail(self, function: str, failures: Sequence[Failure]) -> list[Settled]:
+        """Retries after a delay, ends the job, or hands it back; DONE means it is over and FAILED."""
+        if not failures:
+            return []
+        parts = [part for item in failures for part in failure_arguments(item)]
+        return settled(await self._scripts.run("fail", function, [*self._backoff, *parts]))
+
+    async def cancel(self, job_id: str, reason: str = "cancelled") -> JobState | None:
+        """The state after the call (a job that had ended stays as it was), or None for an unknown job."""
+        state = await self._scripts.run("cancel", function_of(job_id), [job_id, reason])
+        return JobState(state.decode()) if state else None
+
+    async def tick(self, function: str) -> int:
+        """Requeues expired leases, applies deadlines, promotes delayed jobs; bounded. Returns how many it touched."""
+        return await self._scripts.run("tick", function, [TICK_BOUND])
+
+    async def job(self, job_id: str) -> Job | None:
+        """None: it never existed or its retention has passed."""
+        function = function_of(job_id)
+        reply = await self._scripts.run("look", function, [job_id])
+        return replies.job(function, reply) if reply else None
+
+    async def backlogs(self, functions: Sequence[str]) -> dict[str, Backlog]:
+        """One round trip for all."""
+        if not functions:
+            return {}
+        rows = await self._scripts.run_each("stat", functions)
+        return {function: replies.backlog(function, row) for function, row in zip(functions, rows, strict=True)}
+
+    async def chunks(self, job_id: str, after: str = "0") -> list[StoredChunk]:
+        """The kept chunks behind the stream id `after`."""
+        entries = await self._redis.xrange(keys.chunks(function_of(job_id), job_id), min=f"({after}")
+        return replies.stored_chunks(entries)
+
+    async def listen(self, job_id: str, gateway: str) -> bool:
+        """Sends the job's events to `gateway` too. False when it has ended or is unknown: read it instead."""
+        return bool(await self._scripts.run("listen", function_of(job_id), [job_id, gateway]))
+
+    async def functions_with_work(self) -> list[str]:
+        """Functions with a queued, delayed or running job."""
+        names = sorted(name.decode() for name in await self._redis.smembers(keys.FUNCTIONS))  # type: ignore[misc]
+        backlogs = await self.backlogs(names)
+        return [name for name, row in backlogs.items() if row.queued or row.running or row.delayed]
+
+    async def set_limits(self, function: str, limits: Limits) -> None:
+        values = {"limit": limits.max_queued, "tenant_limit": limits.max_queued_per_tenant}
+        await self._redis.hset(keys.meta(function), mapping=values)  # type: ignore[misc]
+
+    async def set_weight(self, function: str, tenant: str, weight: float) -> None:
+        """A tenant of weight 3 is served three times as much as one of weight 1, the default."""
+        if not 0 < weight < float("inf"):
+            raise ValueError(f"weight must be a finite number above 0, not {weight}")
+        await self._redis.hset(keys.key(function, "w"), tenant, str(weight))  # type: ignore[misc]
+
+    async def purge_function(self, function: str) -> None:
+        """Cancels every live job and forgets the function; ended jobs stay readable for their retention."""
+        while await self._scripts.run("purge", function, [TICK_BOUND]):
+            pass
+        self._registered.discard(function)
+        await self._redis.srem(keys.FUNCTIONS, function)  # type: ignore[misc]
+
+    async def _register(self, function: str) -> None:
+        """Before the first job, so that no crash leaves one that the controller's sweep can't see."""
+        if function not in self._registered:
+            await self._redis.sadd(keys.FUNCTIONS, function)  # type: ignore[misc]
+            self._registered.add(function)
+
+
+def enqueue_arguments(job: NewJob) -> list[Argument]:
+    return [
+        job.id,
+        job.tenant,
+        job.payload,
+        job.priority,
+        job.cost,
+        job.batch_key,
+        job.max_attempts,
+        int(job.stream),
+        job.gateway,
+        keys.idempotency_digest(job.tenant, job.idempotency_key),
+        job.request_digest,
+        job.start_within_ms,
+        job.run_within_ms,
+        job.finish_within_ms,
+        job.retention_ms,
+        job.delay_ms,
+    ]
+
+
+def completion_arguments(item: Completion) -> list[Argument]:
+    cost = "" if item.cost is None else item.cost
+    return [item.job_id, item.fence, item.result, item.usage, item.notes, cost]
+
+
+def failure_arguments(item: Failure) -> list[Argument]:
+    flags = [int(item.retry), int(item.counts)]
+    return [item.job_id, item.fence, item.error, *flags, item.usage, item.notes, random.random()]
+
+
+def settled(reply: list[bytes]) -> list[Settled]:
+    return [Settled(answer.decode()) for answer in reply]

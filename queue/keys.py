@@ -1,0 +1,70 @@
+"""Every key and channel of the queue. All keys of a function share the hash tag {function}, so they share one slot.
+
+Jobs (`*` = job id); live ones have no TTL, from the terminal state on all have the job's retention:
+    j:*  hash    the record (small fields only)         p:*  string  payload, deleted when the job ends (kept if DEAD)
+    o:*  string  outcome: result, error, usage, notes   s:*  stream  chunks, made by the first chunk
+    i:<digest>  string  idempotency key -> job id and request digest
+
+Functions:
+    m        hash    sequence, fence, virtual time, limits, rates, activity (permanent)
+    q        zset    every job in a lane -> its place in the sequence
+    l:<priority>:<length>:<tenant>:<batch key>  zset  one lane, in sequence
+    tl:<priority>:<tenant>  zset  a tenant's non-empty lanes -> their head's place
+    r:<priority>  zset  tenants with a non-empty lane -> their virtual time
+    v, w, tq  hash   tenant -> virtual time, weight (permanent), jobs waiting (queued and delayed)
+    lease, dl, delay  zset  job -> end of lease, next deadline, due time (server milliseconds)
+    c:<worker>  string  the worker's last claim, for a replay (TTL: the lease)
+    use      stream  usage records, bounded (permanent until the function is purged)
+"""
+
+import hashlib
+
+PREFIX = "stoker:q:"
+FUNCTIONS = "stoker:queues"
+GATEWAY_CHANNEL = "stoker:gateway:"
+WORKER_CHANNEL = "stoker:worker:"
+BELL_CHANNEL = "stoker:bell:"
+
+PERMANENT_SUFFIXES = frozenset({"m", "v", "w", "use"})
+PERMANENT = frozenset({FUNCTIONS})
+
+
+def function_prefix(function: str) -> str:
+    return f"{PREFIX}{{{function}}}:"
+
+
+def meta(function: str) -> str:
+    return function_prefix(function) + "m"
+
+
+def key(function: str, suffix: str) -> str:
+    return function_prefix(function) + suffix
+
+
+def chunks(function: str, job_id: str) -> str:
+    return f"{function_prefix(function)}s:{job_id}"
+
+
+def gateway_channel(gateway: str) -> str:
+    return GATEWAY_CHANNEL + gateway
+
+
+def worker_channel(worker: str) -> str:
+    return WORKER_CHANNEL + worker
+
+
+def bell_channel(function: str) -> str:
+    return BELL_CHANNEL + function
+
+
+def is_permanent(name: str) -> bool:
+    """Whether a key may exist without a TTL although no job is live."""
+    return name in PERMANENT or (name.startswith(PREFIX) and name.rpartition("}:")[2] in PERMANENT_SUFFIXES)
+
+
+def idempotency_digest(tenant: str, idempotency_key: str) -> str:
+    """Unambiguous, of bounded length, and says nothing about the client's key. "" when there is none."""
+    if not idempotency_key:
+        return ""
+    parts = f"{len(tenant)}:{tenant}{idempotency_key}".encode()
+    return hashlib.blake2b(parts, digest_size=16).hexdigest()

@@ -1,0 +1,257 @@
+"""Wire records: what producers, workers and readers hand to the broker and get back, and the codec of their payloads."""
+
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgpack
+
+CODEC_VERSION = 1
+PRIORITIES = (0, 1, 2)
+INLINE_LIMIT = 64 * 1024
+
+CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+ULID_LENGTH = 26
+
+
+class RecordVersionError(ValueError):
+    """The bytes were packed by a version of stoker that this one can't read."""
+
+
+class QueueFull(Exception):
+    """Refused: `limit` names what is full; a client does best to come back after `retry_after_s` seconds."""
+
+    def __init__(self, message: str, *, limit: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.message = message
+        self.limit = limit
+        self.retry_after_s = retry_after_s
+
+
+class IdempotencyMismatch(Exception):
+    """The idempotency key was used before, for a different request."""
+
+
+def pack(value: Any) -> bytes:
+    """One version byte, then msgpack."""
+    return bytes((CODEC_VERSION,)) + msgpack.packb(value)
+
+
+def unpack(data: bytes) -> Any:
+    """Raises RecordVersionError for empty data or an unknown version byte."""
+    if data[:1] != bytes((CODEC_VERSION,)):
+        found = data[0] if data else "no"
+        raise RecordVersionError(f"record has version byte {found}, this stoker reads {CODEC_VERSION}")
+    return msgpack.unpackb(memoryview(data)[1:], strict_map_key=False)
+
+
+def new_job_id(function: str) -> str:
+    """`function` and a ULID: 48 bits of wall-clock milliseconds, then 80 random bits, in Crockford's base 32."""
+    number = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
+    digits = (CROCKFORD[number >> shift & 31] for shift in range(5 * (ULID_LENGTH - 1), -1, -5))
+    return f"{function}-{''.join(digits)}"
+
+
+def function_of(job_id: str) -> str:
+    """Raises ValueError when `job_id` doesn't end in "-" and a ULID."""
+    function, dash, ulid = job_id.rpartition("-")
+    if not (function and dash and len(ulid) == ULID_LENGTH and set(ulid) <= set(CROCKFORD)):
+        raise ValueError(f"{job_id!r} is not a job id")
+    return function
+
+
+class JobState(StrEnum):
+    """QUEUED and RETRYING wait (in a lane or for their delay); the six after RUNNING are terminal.
+
+    EXPIRED: a clock ran out before a worker had it; TIMED_OUT: while a worker had it. DEAD: every attempt was used up.
+    """
+
+    QUEUED = "queued"
+    RETRYING = "retrying"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    TIMED_OUT = "timed_out"
+    DEAD = "dead"
+
+    @property
+    def terminal(self) -> bool:
+        return self not in (JobState.QUEUED, JobState.RETRYING, JobState.RUNNING)
+
+
+class Settled(StrEnum):
+    """What became of a settled attempt. DONE: the job is over (also after a failure that is not retried)."""
+
+    DONE = "done"
+    RETRYING = "retrying"
+    DEAD = "dead"
+    STALE = "stale"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewJob:
+    """A job to enqueue. `priority`: 0 urgent, 1 normal, 2 batch. `cost` is the estimate in fairness units.
+
+    Only jobs with equal `batch_key` are claimed together. `stream`: chunks are kept for resume. `gateway` receives the
+    events. Three separate clocks, 0 = none: `start_within_ms` (first claim), `run_within_ms` (each attempt),
+    `finish_within_ms` (everything). `retention_ms` counts from the terminal state.
+    """
+
+    id: str
+    function: str
+    tenant: str
+    payload: bytes
+    priority: int = 1
+    cost: float = 1.0
+    batch_key: str = ""
+    max_attempts: int = 3
+    stream: bool = False
+    gateway: str = ""
+    idempotency_key: str = ""
+    request_digest: bytes = b""
+    start_within_ms: int = 0
+    run_within_ms: int = 0
+    finish_within_ms: int = 0
+    retention_ms: int = 3_600_000
+    delay_ms: int = 0
+
+    def __post_init__(self) -> None:
+        if function_of(self.id) != self.function:
+            raise ValueError(f"job id {self.id!r} belongs to another function than {self.function!r}")
+        if self.priority not in PRIORITIES:
+            raise ValueError(f"priority must be 0, 1 or 2, not {self.priority}")
+        if self.max_attempts < 1 or self.retention_ms < 1:
+            raise ValueError("max_attempts and retention_ms must be at least 1")
+        if not 0 <= self.cost < float("inf"):
+            raise ValueError(f"cost must be a finite number of at least 0, not {self.cost}")
+        if min(self.start_within_ms, self.run_within_ms, self.finish_within_ms, self.delay_ms) < 0:
+            raise ValueError("clocks and delay must be 0 or more milliseconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """`created` is False for an idempotent replay; `wake`: this was the first item of an empty backlog."""
+
+    job_id: str
+    created: bool
+    wake: bool
+    queued: int
+    state: JobState
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Per function; 0 = none. Delayed jobs count as queued."""
+
+    max_queued: int = 100_000
+    max_queued_per_tenant: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChunk:
+    """One kept chunk; `id` is its Redis stream id."""
+
+    id: str
+    fence: int
+    attempt: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A job handed to a worker. `chunks` is what earlier attempts already emitted (stream jobs only)."""
+
+    job_id: str
+    function: str
+    tenant: str
+    payload: bytes
+    fence: int
+    attempt: int
+    max_attempts: int
+    stream: bool
+    gateway: str
+    enqueued_ms: int
+    claimed_ms: int
+    run_within_ms: int
+    chunks: list[StoredChunk]
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """One chunk of output. `seq` rises from 1 in each attempt, which makes a replay harmless."""
+
+    job_id: str
+    fence: int
+    seq: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A successful attempt; `cost` is the actual cost in fairness units (None: as estimated)."""
+
+    job_id: str
+    fence: int
+    result: bytes
+    usage: bytes
+    notes: bytes = b""
+    cost: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failed attempt. `counts=False` hands it back to the head of its lane without using up the attempt."""
+
+    job_id: str
+    fence: int
+    error: bytes
+    retry: bool
+    counts: bool = True
+    usage: bytes = b""
+    notes: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job's record as a reader sees it. `reason` says in words why it ended without a worker's verdict."""
+
+    id: str
+    function: str
+    tenant: str
+    state: JobState
+    attempt: int
+    max_attempts: int
+    priority: int
+    stream: bool
+    enqueued_ms: int
+    started_ms: int | None
+    finished_ms: int | None
+    worker: str
+    reason: str
+    error: bytes | None
+    result: bytes | None
+    usage: bytes | None
+    notes: bytes | None
+    queued_ahead: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What a scaler needs to know about a function; ages in milliseconds, rates are moving averages per second."""
+
+    function: str
+    queued: int
+    running: int
+    delayed: int
+    oldest_ms: int
+    drained_per_s: float
+    arrived_per_s: float
+    last_active_ms: int
+
+
+Held = Mapping[str, int]

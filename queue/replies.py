@@ -1,0 +1,103 @@
+"""From the scripts' raw replies to records."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgpack
+
+from stoker.queue.records import Backlog, Claim, Enqueued, IdempotencyMismatch, Job, JobState, QueueFull, StoredChunk
+
+Outcome = tuple[bytes | None, bytes | None, bytes | None, bytes | None]
+
+NO_OUTCOME: Outcome = (None, None, None, None)
+
+
+def enqueued(reply: list[Any]) -> Enqueued:
+    """Raises QueueFull or IdempotencyMismatch when the script refused."""
+    verdict = reply[0]
+    if verdict == b"full":
+        _, limit, waiting, most, retry_after_ms = reply
+        name = limit.decode()
+        message = f"{name}: {waiting} jobs are waiting and the limit is {most}"
+        raise QueueFull(message, limit=name, retry_after_s=retry_after_ms / 1000)
+    if verdict == b"mismatch":
+        raise IdempotencyMismatch(f"this idempotency key belongs to a different request, job {reply[1].decode()}")
+    _, job_id, created, wake, queued, state = reply
+    return Enqueued(job_id.decode(), bool(created), bool(wake), queued, JobState(state.decode()))
+
+
+def claim(function: str, row: list[Any]) -> Claim:
+    job_id, tenant, payload, fence, attempt, most, stream, gateway, enqueued_ms, claimed_ms, run_within, entries = row
+    return Claim(
+        job_id=job_id.decode(),
+        function=function,
+        tenant=tenant.decode(),
+        payload=payload,
+        fence=fence,
+        attempt=attempt,
+        max_attempts=most,
+        stream=bool(stream),
+        gateway=gateway.decode(),
+        enqueued_ms=enqueued_ms,
+        claimed_ms=claimed_ms,
+        run_within_ms=run_within,
+        chunks=stored_chunks(entries),
+    )
+
+
+def stored_chunks(entries: Iterable[Any]) -> list[StoredChunk]:
+    """Stream entries without the markers between attempts."""
+    chunks = ((entry, fields(values)) for entry, values in entries)
+    return [
+        StoredChunk(entry.decode(), int(values[b"f"]), int(values[b"a"]), values[b"d"])
+        for entry, values in chunks
+        if b"d" in values
+    ]
+
+
+def fields(values: Any) -> dict[bytes, bytes]:
+    """redis-py parses XRANGE's fields to a dict; inside a script's reply they stay a flat list."""
+    return values if isinstance(values, dict) else dict(zip(values[::2], values[1::2], strict=True))
+
+
+def job(function: str, reply: list[Any]) -> Job:
+    flat, packed, ahead = reply
+    row = {name.decode(): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
+    result, error, usage, notes = outcome(packed)
+    return Job(
+        id=row["id"].decode(),
+        function=function,
+        tenant=row["tenant"].decode(),
+        state=JobState(row["state"].decode()),
+        attempt=int(row.get("attempt", 0)),
+        max_attempts=int(row["max"]),
+        priority=int(row["priority"]),
+        stream=b"1" == row.get("stream"),
+        enqueued_ms=int(row["enqueued"]),
+        started_ms=number(row.get("began")),
+        finished_ms=number(row.get("ended")),
+        worker=row.get("worker", b"").decode(),
+        reason=row.get("reason", b"").decode(),
+        error=error,
+        result=result,
+        usage=usage,
+        notes=notes,
+        queued_ahead=ahead,
+    )
+
+
+def number(value: bytes | None) -> int | None:
+    return int(value) if value else None
+
+
+def outcome(packed: bytes | None) -> Outcome:
+    """(result, error, usage, notes), packed by the scripts with false for what is absent."""
+    if not packed:
+        return NO_OUTCOME
+    result, error, usage, notes = (part or None for part in msgpack.unpackb(packed, raw=True))
+    return result, error, usage, notes
+
+
+def backlog(function: str, reply: Sequence[Any]) -> Backlog:
+    queued, running, delayed, oldest_ms, drained, arrived, idle_ms = reply
+    return Backlog(function, queued, running, delayed, oldest_ms, float(drained), float(arrived), idle_ms)
