@@ -213,7 +213,7 @@ def explain(error: Exception) -> tuple[str, int]:
 def expected_errors() -> tuple[type[Exception], ...]:
     from stoker.coldstart.failures import ColdStartError
     from stoker.queue.client import ServerUnfit
-    from stoker.queue.embedded import ValkeyError
+    from stoker.queue.embedded import EmbeddedServerError
     from stoker.runtime.sdk import StokerError
     from stoker.runtime.spec import InvalidSpec
     from stoker.runtime.supervisor import PortTaken
@@ -223,7 +223,7 @@ def expected_errors() -> tuple[type[Exception], ...]:
         StokerError,
         ColdStartError,
         ServerUnfit,
-        ValkeyError,
+        EmbeddedServerError,
         PortTaken,
         httpx.TransportError,
         OSError,

@@ -25,7 +25,7 @@ class ChannelClosed(Exception):
 
 
 def encode(frame: Frame) -> bytes:
-    body = msgpack.packb(frame, use_bin_type=True)
+    body: bytes = msgpack.packb(frame, use_bin_type=True)  # type: ignore[assignment]
     return HEADER.pack(len(body)) + body
 
 

@@ -121,6 +121,8 @@ class Agent:
 
     async def _report(self) -> None:
         self._last_states = self._states()
+        for engine in self._host.engines.values():
+            engine.ask_stats()
         body = {
             "id": self._host.id,
             "pid": os.getpid(),

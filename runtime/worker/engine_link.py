@@ -35,6 +35,7 @@ class EngineLink:
     device: str
     ring: Ring
     log: Path
+    stats: Frame = field(default_factory=dict)
     _ports: dict[str, ModelPort] = field(default_factory=dict)
     _process: asyncio.subprocess.Process | None = None
     _channel: AsyncChannel | None = None
@@ -81,6 +82,11 @@ class EngineLink:
         except ChannelClosed as error:
             raise EngineDied(str(error)) from error
 
+    def ask_stats(self) -> None:
+        """The answer arrives in `stats` a moment later, unless a long step is on its way."""
+        with contextlib.suppress(EngineDied):
+            self.send({"t": "stats"})
+
     async def _start(self) -> dict[str, Any]:
         started = time.monotonic_ns()
         sock, fd = socket_pair()
@@ -113,6 +119,8 @@ class EngineLink:
     def _dispatch(self, frame: Frame, hello: asyncio.Future[Frame]) -> None:
         if frame["t"] == "hello":
             hello.set_result(frame)
+        elif frame["t"] == "stats":
+            self.stats = frame
         elif frame["t"] == "slot_free":
             for port in list(self._ports.values()):
                 port.on_frame(frame)
@@ -120,7 +128,7 @@ class EngineLink:
             port.on_frame(frame)
 
     async def _bury(self, hello: asyncio.Future[Frame]) -> None:
-        process, self._channel, self._process = self._process, None, None
+        process, self._channel, self._process, self.stats = self._process, None, None, {}
         code = await process.wait() if process else None
         reason = f"engine process ended with {describe_exit(code)}; see {self.log}"
         if not hello.done():

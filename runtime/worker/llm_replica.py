@@ -101,6 +101,9 @@ class LlmReplica(Replica):
     def progress(self) -> tuple[int, int]:
         return (self._feed.fetched_bytes if self._feed else 0), self._total_bytes
 
+    def report(self) -> Record:
+        return {**super().report(), "engine": self._engine.stats.get("models", {}).get(self.id)}
+
     def run_phases(self, claim: Claim) -> list[Record]:
         first = self._first_token_ns.pop(claim.job_id, None)
         begun = self._claimed_ns.get(claim.job_id)

@@ -1,0 +1,168 @@
+"""The whole path with real processes: a request wakes a worker, a real model answers, the worker goes again."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from stoker.runtime.local import LocalStack
+from stoker.runtime.sdk import StokerError
+
+from tests.e2e.apps import write_chat
+
+pytestmark = [pytest.mark.real_model, pytest.mark.xdist_group("e2e")]
+
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+ANSWER = "The capital of France is Paris."
+
+
+def openai_client(stack: LocalStack) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0)
+
+
+def ask(stack: LocalStack, **options: object) -> dict:
+    body = {"model": "chat", "messages": QUESTION, "temperature": 0, **options}
+    answer = httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def replica_count(stack: LocalStack, function: str) -> int:
+    with stack.client() as client:
+        return next(row["replicas"] for row in client.functions() if row["name"] == function)
+
+
+def wait_asleep(stack: LocalStack, function: str, timeout_s: float = 30) -> None:
+    deadline = time.monotonic() + timeout_s
+    while replica_count(stack, function):
+        assert time.monotonic() < deadline, f"{function} did not go to sleep"
+        time.sleep(0.1)
+
+
+def test_ten_requests_at_once_to_a_sleeping_model_start_one_worker(stack: LocalStack) -> None:
+    with ThreadPoolExecutor(10) as pool:
+        answers = list(pool.map(lambda n: ask(stack, max_tokens=8 + n % 3), range(10)))
+    assert all(a["choices"][0]["message"]["content"].startswith("The capital of France is Paris") for a in answers)
+    assert replica_count(stack, "chat") == 1
+    logs = (stack.data_dir / "logs" / "controller.log").read_text()
+    started = {
+        word.strip("[]',")
+        for line in logs.splitlines()
+        for word in line.split()
+        if word.strip("['").startswith("chat-")
+    }
+    assert len(started) == 1, started
+
+
+def test_the_official_client_chats_streams_and_lists_models(stack: LocalStack) -> None:
+    client = openai_client(stack)
+    whole = client.chat.completions.create(model="chat", messages=QUESTION, temperature=0)
+    assert whole.choices[0].message.content == ANSWER
+    assert whole.choices[0].finish_reason == "stop"
+    assert whole.usage.completion_tokens > 5 and whole.usage.prompt_tokens > 20
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = list(client.chat.completions.create(model="chat", messages=QUESTION, temperature=0, **options))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == ANSWER
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert "chat" in [model.id for model in client.models.list()]
+
+
+def test_the_official_client_raises_its_own_error_classes(stack: LocalStack) -> None:
+    client = openai_client(stack)
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="nothing", messages=QUESTION)
+    with pytest.raises(openai.BadRequestError, match="context"):
+        client.chat.completions.create(model="chat", messages=[{"role": "user", "content": "word " * 3000}])
+
+
+def test_completions_and_stop_strings(stack: LocalStack) -> None:
+    client = openai_client(stack)
+    text = client.completions.create(model="chat", prompt="One, two, three, four,", temperature=0, max_tokens=12)
+    assert "five" in text.choices[0].text
+    cut = client.completions.create(
+        model="chat", prompt="One, two, three, four,", temperature=0, max_tokens=12, stop=[" six"]
+    )
+    assert cut.choices[0].text == text.choices[0].text.partition(" six")[0]
+    assert cut.choices[0].finish_reason == "stop"
+
+
+def test_a_repeated_prompt_is_served_from_the_prefix_cache_with_the_same_answer(stack: LocalStack) -> None:
+    system = {"role": "system", "content": "You answer briefly and truthfully. " * 12}
+    first = ask(stack, messages=[system, *QUESTION], max_tokens=16)
+    second = ask(stack, messages=[system, *QUESTION], max_tokens=16)
+    assert first["choices"][0]["message"] == second["choices"][0]["message"]
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 64
+
+
+def test_a_seed_makes_a_sampled_answer_repeatable(stack: LocalStack) -> None:
+    options = {"temperature": 1.0, "top_p": 0.9, "max_tokens": 12}
+    one, same, other = (ask(stack, **options, seed=seed)["choices"][0]["message"]["content"] for seed in (1, 1, 2))
+    assert one == same and one != other
+
+
+def test_the_job_record_has_the_cold_start_timeline(stack: LocalStack) -> None:
+    body = {"model": "chat", "messages": QUESTION, "temperature": 0, "stream": True}
+    with httpx.stream("POST", f"{stack.url}/v1/chat/completions", json=body, timeout=120) as response:
+        list(response.iter_lines())
+    with stack.client() as client:
+        job = client.job(response.headers["x-job-id"])
+    assert job["state"] == "succeeded"
+    assert {"queue wait", "run", "first token"} <= {phase["name"] for phase in job["timeline"]}
+
+
+def test_functions_with_and_without_batching(stack: LocalStack) -> None:
+    with stack.client() as client:
+        assert client.invoke("add", {"x": 2, "y": 3}) == 5
+        assert client.invoke("sentiment", "what a lovely phone")["label"] == "good"
+        assert client.invoke("sentiment", "i hate this awful film")["label"] == "bad"
+        assert client.invoke("environment")["redis"] == ""
+    with ThreadPoolExecutor(8) as pool:
+        sizes = list(pool.map(lambda n: stack.client().invoke("sizes", n), range(8)))
+    assert max(sizes) > 1
+
+
+def test_an_exception_in_user_code_comes_back_with_its_traceback(stack: LocalStack) -> None:
+    with stack.client() as client, pytest.raises(StokerError, match="can't work with 3") as caught:
+        client.invoke("boom", 3)
+    assert caught.value.code == "ValueError"
+
+
+def test_a_generator_streams_and_also_answers_whole(stack: LocalStack) -> None:
+    with stack.client() as client:
+        assert client.invoke("count", 3) == [{"i": 0}, {"i": 1}, {"i": 2}]
+        lines = list(
+            client.stream_lines("POST", "/v1/functions/count", json=3, headers={"accept": "text/event-stream"})
+        )
+    assert sum('"i"' in line for line in lines) >= 3
+
+
+def test_a_job_is_submitted_followed_and_cancelled(stack: LocalStack) -> None:
+    with stack.client() as client:
+        job = client.submit("slow", 30)
+        deadline = time.monotonic() + 30
+        while client.job(job["id"])["state"] != "running":
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert client.cancel(job["id"])["state"] == "cancelled"
+        assert client.invoke("slow", 0.01) == 0.01
+
+
+def test_a_function_process_that_dies_fails_its_job_and_comes_back(stack: LocalStack) -> None:
+    with stack.client() as client:
+        with pytest.raises(StokerError, match="exit code 7"):
+            client.invoke("die")
+        assert client.invoke("add", {"x": 1}) == 2
+
+
+def test_workers_go_back_to_zero_and_wake_again(stack: LocalStack, smollm2_store_url: str, app_folder: Path) -> None:
+    stack.deploy(write_chat(app_folder, smollm2_store_url, idle=0.5))
+    ask(stack, max_tokens=2)
+    wait_asleep(stack, "chat")
+    assert ask(stack)["choices"][0]["message"]["content"] == ANSWER
+
+
+def test_missing_weights_are_refused_at_deployment(stack: LocalStack, tmp_path: Path, app_folder: Path) -> None:
+    with pytest.raises(StokerError, match="manifest.msgpack"):
+        stack.deploy(write_chat(app_folder, (tmp_path / "nowhere").as_uri()))
