@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-
 from stoker.coldstart.failures import ColdStartError, UnsupportedModel
 from stoker.coldstart.manifest import Manifest
 from stoker.coldstart.timeline import Record, Timeline

@@ -8,7 +8,6 @@ from typing import Any
 
 import psutil
 import torch
-
 from stoker.coldstart.ring import Ring
 from stoker.runtime.engine.engine import Engine
 from stoker.runtime.engine.loading import ModelLoad, describe

@@ -3,7 +3,6 @@
 import math
 
 import torch
-
 from stoker.runtime.engine.config import RopeConfig
 
 

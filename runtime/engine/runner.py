@@ -6,7 +6,6 @@ from itertools import product
 
 import numpy as np
 import torch
-
 from stoker.kernels import ops
 from stoker.runtime.engine import model
 from stoker.runtime.engine.batch import Batch, prepare
