@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlparse
 
 import httpx
-from stoker.coldstart.timeline import table
+from stoker.coldstart.timeline import Timeline
 from stoker.runtime.local import LocalStack
 
 from benchmarks.models import published
@@ -76,7 +76,7 @@ def measure(stack: LocalStack, kind: str, weights: str, run: int) -> dict[str, A
         evict(weights) if kind == "cold" else preload(weights)
     seconds, job_id = first_token(stack.url, f"{PROMPT} ({kind} {run})")
     with stack.client() as client:
-        timeline = table(client.job(job_id)["timeline"])
+        timeline = [row._asdict() for row in Timeline.table(client.job(job_id)["timeline"])]
     return {"kind": kind, "seconds": seconds, "timeline": timeline}
 
 
@@ -103,8 +103,8 @@ def main() -> None:
     print_table(f"first token, {options.model}, {options.runs} runs", ("start", "min s", "p50 s", "max s"), rows)
     for kind in ("cold", "warm"):
         last = next(r for r in reversed(results) if r["kind"] == kind)
-        phases = [(p["name"], p["start_s"], p["end_s"], p["seconds"], p.get("bytes") or "") for p in last["timeline"]]
-        print_table(f"timeline of the last {kind} start", ("phase", "from s", "to s", "seconds", "bytes"), phases)
+        phases = [(p["name"], p["start_s"], p["seconds"], p["bytes"] or "") for p in last["timeline"]]
+        print_table(f"timeline of the last {kind} start", ("phase", "from s", "seconds", "bytes"), phases)
     arguments = {"model": options.model, "runs": options.runs}
     print("written to", save("first_token", arguments, results, options.json))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 from rich.table import Table
-from stoker.coldstart.timeline import table
+from stoker.coldstart.timeline import Timeline
 from stoker.runtime.local import LocalStack
 from stoker.runtime.publishing import push_model
 from stoker.runtime.sdk import Client
@@ -66,11 +66,10 @@ def ask(url: str, question: str) -> str:
 
 
 def show_timeline(client: Client, job_id: str) -> None:
-    grid = Table("phase", "from s", "to s", "seconds", "MB", title="cold start")
-    for row in table(client.job(job_id)["timeline"]):
-        size = f"{row['bytes'] / 1e6:.1f}" if row.get("bytes") else ""
-        times = (f"{row[name]:.3f}" for name in ("start_s", "end_s", "seconds"))
-        grid.add_row(row["name"], *times, size)
+    grid = Table("phase", "from s", "seconds", "MB", title="cold start")
+    for row in Timeline.table(client.job(job_id)["timeline"]):
+        size = f"{row.bytes / 1e6:.1f}" if row.bytes else ""
+        grid.add_row(row.name, f"{row.start_s:.3f}", f"{row.seconds:.3f}", size)
     console.print(grid)
 
 

@@ -121,9 +121,6 @@ class EngineLink:
             hello.set_result(frame)
         elif frame["t"] == "stats":
             self.stats = frame
-        elif frame["t"] == "slot_free":
-            for port in list(self._ports.values()):
-                port.on_frame(frame)
         elif port := self._ports.get(frame.get("model", "")):
             port.on_frame(frame)
 

@@ -63,7 +63,7 @@ class LlmReplica(Replica):
         fetched = feed.connect(self._engine, self.id)
         await asyncio.wait({fetched, self._loaded}, return_when=asyncio.FIRST_COMPLETED)
         if self._loaded.done():
-            feed.cancel()
+            await asyncio.to_thread(feed.cancel)
             await asyncio.gather(fetched, return_exceptions=True)
             return self._loaded.result()
         await fetched
@@ -77,7 +77,7 @@ class LlmReplica(Replica):
 
     async def unload(self) -> None:
         if self._feed:
-            self._feed.cancel()
+            await asyncio.to_thread(self._feed.cancel)
         if self._entered:
             with contextlib.suppress(EngineDied):
                 self._engine.send({"t": "unload", "model": self.id})
