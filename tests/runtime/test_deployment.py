@@ -1,0 +1,79 @@
+import zipfile
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from stoker.runtime.deployment import load_apps, make_bundle
+from stoker.runtime.spec import InvalidSpec
+from stoker.runtime.worker.bundles import extract
+
+APP = """
+import stoker
+app = stoker.App("shop", include=("helpers",))
+
+@app.function(batch=stoker.Batch(4, 1), max_replicas=3)
+def prices(items): return items
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "helpers").mkdir()
+    (tmp_path / "helpers" / "rates.py").write_text("RATE = 2\n")
+    (tmp_path / "secret.env").write_text("password\n")
+    path = tmp_path / "shop_app.py"
+    path.write_text(APP)
+    return path
+
+
+def names(data: bytes) -> list[str]:
+    return zipfile.ZipFile(BytesIO(data)).namelist()
+
+
+def test_an_app_declares_its_functions(project: Path) -> None:
+    (app,) = load_apps(project)
+    spec = app.functions["prices"]
+    assert (spec.entry, spec.batch.max_size, spec.scaling.max_replicas) == ("shop_app:prices", 4, 3)  # type: ignore[union-attr]
+
+
+def test_a_bundle_has_the_app_and_what_it_includes_and_nothing_else(project: Path) -> None:
+    assert names(make_bundle(project, ("helpers",)).data) == ["helpers/rates.py", "shop_app.py"]
+
+
+def test_the_same_code_gives_the_same_bundle(project: Path) -> None:
+    first = make_bundle(project, ("helpers",))
+    (project.parent / "helpers" / "rates.py").touch()
+    assert make_bundle(project, ("helpers",)) == first
+    (project.parent / "helpers" / "rates.py").write_text("RATE = 3\n")
+    assert make_bundle(project, ("helpers",)) != first
+
+
+@pytest.mark.parametrize("include", ["../elsewhere", "missing"])
+def test_what_can_not_be_included_is_named(project: Path, include: str) -> None:
+    with pytest.raises(InvalidSpec, match=include):
+        make_bundle(project, (include,))
+
+
+@pytest.mark.parametrize("text", ["", "import stoker\napp = stoker.App('empty')\n"])
+def test_a_file_without_functions_says_what_to_write(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "nothing.py"
+    path.write_text(text)
+    with pytest.raises(InvalidSpec, match="@app.function"):
+        load_apps(path)
+
+
+def test_a_file_that_is_missing_or_has_an_impossible_name(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSpec, match="not a file"):
+        load_apps(tmp_path / "absent.py")
+    path = tmp_path / "my-app.py"
+    path.write_text(APP)
+    with pytest.raises(InvalidSpec, match="rename"):
+        load_apps(path)
+
+
+def test_bundles_can_not_write_outside_their_folder(tmp_path: Path) -> None:
+    buffer = BytesIO()
+    with zipfile.ZipFile(buffer, "w") as bundle:
+        bundle.writestr("../evil.py", "x = 1")
+    with pytest.raises(ValueError, match="outside"):
+        extract(buffer.getvalue(), tmp_path / "inside")
