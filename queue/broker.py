@@ -129,7 +129,7 @@ class Broker:
         """None: it never existed or its retention has passed."""
         function = function_of(job_id)
         reply = await self._scripts.run("look", function, [job_id])
-        return replies.job(function, reply) if reply else None
+        return replies.job(function, job_id, reply) if reply else None
 
     async def backlogs(self, functions: Sequence[str]) -> dict[str, Backlog]:
         """One round trip for all."""

@@ -1,4 +1,4 @@
-"""Wire records: what producers, workers and readers hand to the broker and get back, and the codec of their payloads."""
+"""Wire records: what producers, workers and readers hand to the broker and get back, and the codec of payloads."""
 
 import secrets
 import time

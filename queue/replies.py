@@ -60,19 +60,19 @@ def fields(values: Any) -> dict[bytes, bytes]:
     return values if isinstance(values, dict) else dict(zip(values[::2], values[1::2], strict=True))
 
 
-def job(function: str, reply: list[Any]) -> Job:
+def job(function: str, job_id: str, reply: list[Any]) -> Job:
     flat, packed, ahead = reply
     row = {name.decode(): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
     result, error, usage, notes = outcome(packed)
     return Job(
-        id=row["id"].decode(),
+        id=job_id,
         function=function,
         tenant=row["tenant"].decode(),
         state=JobState(row["state"].decode()),
         attempt=int(row.get("attempt", 0)),
         max_attempts=int(row["max"]),
         priority=int(row["priority"]),
-        stream=b"1" == row.get("stream"),
+        stream=row.get("stream") == b"1",
         enqueued_ms=int(row["enqueued"]),
         started_ms=number(row.get("began")),
         finished_ms=number(row.get("ended")),

@@ -1,0 +1,235 @@
+-- uses: allow-oom | common jobs outbox lanes finish
+-- ARGV: worker, ticket, limit, lease ms. Answers a row for each claimed job; the same ticket gets the same jobs again.
+local worker, ticket, limit, lease = ARGV[1], ARGV[2], tonumber(ARGV[3]), NOW + tonumber(ARGV[4])
+local LAST_CLAIM = Q .. 'c:' .. worker
+-- A priority that was passed over so often, with work waiting, is served next: urgent work comes first, never alone.
+local AGEING = 8
+local DUTIES = 64
+local TENANTS = math.max(limit, 64)
+local CLAIM_FIELDS = {
+  'cost', 'attempt', 'max', 'stream', 'gates', 'enqueued', 'run', 'finish_by', 'past', 'fence', 'state', 'tenant',
+  'worker', 'began',
+}
+
+local function read_claim(id)
+  local row = call('HMGET', record(id), unpack(CLAIM_FIELDS))
+  local job = { id = id }
+  for i, field in ipairs(CLAIM_FIELDS) do
+    job[field] = row[i]
+  end
+  return job
+end
+
+local function answer(job)
+  local chunks = job.stream and job.past and call('XRANGE', Q .. 's:' .. job.id, '-', '+') or {}
+  return {
+    job.id, job.tenant, call('GET', Q .. 'p:' .. job.id), tonumber(job.fence), tonumber(job.attempt), tonumber(job.max),
+    job.stream and 1 or 0, job.gates or '', tonumber(job.enqueued), tonumber(job.began), tonumber(job.run or 0), chunks,
+  }
+end
+
+local function repeat_answer(pairs_claimed)
+  local rows = {}
+  for id, fence in string.gmatch(pairs_claimed, '(%S+) (%S+)') do
+    local job = read_claim(id)
+    if job.state == 'running' and job.fence == fence then
+      call('ZADD', Q .. 'lease', 'XX', lease, id)
+      rows[#rows + 1] = answer(job)
+    end
+  end
+  return rows
+end
+
+local meta = call('HMGET', META, 'fence', 'vtime', 'passes:1', 'passes:2')
+-- Never below the clock: a server that lost its last writes can't hand out a fence twice.
+local fence = math.max(tonumber(meta[1] or 0), NOW_US)
+local floor = tonumber(meta[2] or 0)
+local passes = { 0, tonumber(meta[3] or 0), tonumber(meta[4] or 0) }
+local levels, virtual, weights, batch, overdue = {}, {}, {}, nil, false
+local claimed, leases, deadlines, endless = {}, {}, {}, {}
+
+local function open_level(i, priority)
+  local rows = call('ZRANGE', ready_key(priority), 0, TENANTS - 1, 'WITHSCORES')
+  local level = { index = i, priority = priority, tenants = {}, spent = #rows == 0 }
+  for j = 1, #rows, 2 do
+    local start = tonumber(rows[j + 1])
+    level.tenants[#level.tenants + 1] = { name = rows[j], start = start }
+    virtual[rows[j]] = start
+  end
+  levels[i] = level
+end
+
+-- The tenant's oldest lane, or, once the claim has a batch key, its lane of that key.
+local function lane_of(level, tenant)
+  local lane = tenant.lane
+  if not lane or (batch and lane.batch ~= batch) then
+    local key = batch or call('ZRANGE', lanes_key(level.priority, tenant.name), 0, 0)[1]
+    local ids = call('ZRANGE', lane_key(level.priority, tenant.name, key), 0, limit - 1)
+    lane = { batch = key, ids = ids, next = 1, taken = {} }
+    tenant.lane = lane
+  end
+  return lane
+end
+
+local function next_id(level, tenant)
+  local lane = lane_of(level, tenant)
+  while true do
+    local id = lane.ids[lane.next]
+    local deadline = overdue and id and call('ZSCORE', Q .. 'dl', id)
+    if not deadline or tonumber(deadline) > NOW then
+      return id
+    end
+    lane.next = lane.next + 1
+  end
+end
+
+-- Tenants come sorted by where they started, and only ever move up.
+local function least_served(level)
+  while true do
+    local best
+    for _, tenant in ipairs(level.tenants) do
+      if best and virtual[best.name] <= tenant.start then
+        break
+      end
+      if not tenant.spent and (not best or virtual[tenant.name] < virtual[best.name]) then
+        best = tenant
+      end
+    end
+    local id = best and next_id(level, best)
+    if id or not best then
+      return best, id
+    end
+    best.spent = true
+  end
+end
+
+local function next_level()
+  local chosen
+  for i, level in ipairs(levels) do
+    local aged = chosen and passes[i] >= AGEING and passes[i] > passes[chosen.index]
+    if not level.spent and (not chosen or aged) then
+      chosen = level
+    end
+  end
+  return chosen
+end
+
+local function pass_over(chosen)
+  for i = 2, #levels do
+    if i == chosen.index then
+      passes[i] = 0
+    elseif not levels[i].spent then
+      passes[i] = passes[i] + 1
+    end
+  end
+end
+
+local function pick()
+  local level = next_level()
+  while level do
+    local tenant, id = least_served(level)
+    if id then
+      pass_over(level)
+      return tenant, id
+    end
+    level.spent = true
+    level = next_level()
+  end
+end
+
+local function set_deadline(job)
+  local limit_at = job.run and NOW + job.run or math.huge
+  local deadline = math.min(limit_at, tonumber(job.finish_by or math.huge))
+  if deadline < math.huge then
+    deadlines[#deadlines + 1] = deadline
+    deadlines[#deadlines + 1] = job.id
+  else
+    endless[#endless + 1] = job.id
+  end
+end
+
+local function serve(tenant, job)
+  local name = tenant.name
+  weights[name] = weights[name] or weight_of(name)
+  floor = math.max(floor, virtual[name])
+  virtual[name] = virtual[name] + job.cost / weights[name]
+  batch = tenant.lane.batch
+  tenant.lane.next = tenant.lane.next + 1
+  table.insert(tenant.lane.taken, job.id)
+end
+
+local function take(tenant, id)
+  local job = read_claim(id)
+  fence = fence + 1
+  job.fence, job.attempt, job.began = integer(fence), (job.attempt or 0) + 1, NOW
+  call('HSET', record(id), 'state', 'running', 'fence', job.fence, 'attempt', job.attempt, 'worker', worker,
+    'began', NOW)
+  serve(tenant, job)
+  set_deadline(job)
+  leases[#leases + 1] = lease
+  leases[#leases + 1] = id
+  claimed[#claimed + 1] = job
+end
+
+local function leave_lanes()
+  for _, level in ipairs(levels) do
+    for _, tenant in ipairs(level.tenants) do
+      local taken = tenant.lane and tenant.lane.taken or {}
+      if #taken > 0 then
+        call('ZREM', lane_key(level.priority, tenant.name, batch), unpack(taken))
+        call('ZREM', Q .. 'q', unpack(taken))
+        settle_lane(level.priority, tenant.name, batch)
+        count_waiting(tenant.name, -#taken)
+      end
+    end
+  end
+  for name in pairs(weights) do
+    set_virtual_time(name, virtual[name])
+  end
+end
+
+local function commit()
+  leave_lanes()
+  call('ZADD', Q .. 'lease', unpack(leases))
+  if #deadlines > 0 then
+    call('ZADD', Q .. 'dl', unpack(deadlines))
+  end
+  if #endless > 0 then
+    call('ZREM', Q .. 'dl', unpack(endless))
+  end
+  call('HSET', META, 'fence', integer(fence), 'vtime', floor, 'passes:1', passes[2], 'passes:2', passes[3],
+    'active', NOW)
+end
+
+local function remember(rows)
+  local parts = { ticket }
+  for _, job in ipairs(claimed) do
+    parts[#parts + 1] = job.id .. ' ' .. job.fence
+    rows[#rows + 1] = answer(job)
+  end
+  call('SET', LAST_CLAIM, table.concat(parts, ' '), 'PX', ARGV[4])
+  return rows
+end
+
+local last = call('GET', LAST_CLAIM)
+if last and string.sub(last, 1, #ticket + 1) == ticket .. ' ' then
+  return repeat_answer(string.sub(last, #ticket + 2))
+end
+overdue = expire_due(DUTIES) == DUTIES
+promote_due(DUTIES)
+for i, priority in ipairs(PRIORITIES) do
+  open_level(i, priority)
+end
+while #claimed < limit do
+  local tenant, id = pick()
+  if not id then
+    break
+  end
+  take(tenant, id)
+end
+flush()
+if #claimed == 0 then
+  return {}
+end
+commit()
+return remember({})

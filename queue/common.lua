@@ -1,0 +1,16 @@
+-- KEYS[1] is stoker:q:{function}:m. Every other key differs from it only behind the hash tag, so all share its slot.
+-- Time is the server's own: NOW in milliseconds, NOW_US in microseconds.
+local call = redis.call
+local META = KEYS[1]
+local Q = string.sub(META, 1, -2)
+local clock = call('TIME')
+local NOW_US = clock[1] * 1000000 + clock[2]
+local NOW = math.floor(NOW_US / 1000)
+
+local function record(id)
+  return Q .. 'j:' .. id
+end
+
+local function integer(number)
+  return string.format('%.0f', number)
+end

@@ -1,0 +1,121 @@
+-- uses: | common jobs outbox lanes rates
+-- Accepts a job once, or refuses it without a trace.
+-- Answers {ok, id, created, wake, queued, state}, {mismatch, id} or {full, limit, waiting, most, retry after ms}.
+local RETRY_AFTER_LEAST, RETRY_AFTER_MOST = 1000, 60000
+local USAGE_KEY = Q .. 'use'
+
+local id, tenant, payload, priority, cost, batch, max, stream = unpack(ARGV, 1, 8)
+local gateway, idem, digest = unpack(ARGV, 9, 11)
+local start_within, run_within, finish_within = tonumber(ARGV[12]), tonumber(ARGV[13]), tonumber(ARGV[14])
+local keep, delay = ARGV[15], tonumber(ARGV[16])
+
+local function accepted(job_id, created, state, wake)
+  return { 'ok', job_id, created, tonumber(wake or 0), call('ZCARD', Q .. 'q'), state }
+end
+
+local function known()
+  local mine = call('HMGET', record(id), 'state', 'wake')
+  if mine[1] then
+    return accepted(id, 1, mine[1], mine[2])
+  end
+  local used = idem ~= '' and call('GET', Q .. 'i:' .. idem)
+  if not used then
+    return nil
+  end
+  local split = string.find(used, ':', 1, true)
+  local other = string.sub(used, 1, split - 1)
+  local state = call('HGET', record(other), 'state')
+  if not state then
+    return nil
+  end
+  if string.sub(used, split + 1) ~= digest then
+    return { 'mismatch', other }
+  end
+  return accepted(other, 0, state)
+end
+
+-- The time in which a twentieth of the limit drains: whoever comes back then finds room, not one slot.
+local function refused(limit, waiting, most)
+  local wait = math.ceil(most / 20) / per_second('drained') * 1000
+  if not (wait < RETRY_AFTER_MOST) then
+    wait = RETRY_AFTER_MOST
+  end
+  return { 'full', limit, waiting, most, math.max(math.floor(wait), RETRY_AFTER_LEAST) }
+end
+
+local function check_limits(queued, meta)
+  local most = tonumber(meta[1] or 100000)
+  local waiting = queued + call('ZCARD', Q .. 'delay')
+  if most > 0 and waiting >= most then
+    return refused('max_queued', waiting, most)
+  end
+  local tenant_most = tonumber(meta[2] or 0)
+  local tenant_waiting = tenant_most > 0 and tonumber(call('HGET', Q .. 'tq', tenant) or 0) or 0
+  if tenant_most > 0 and tenant_waiting >= tenant_most then
+    return refused('max_queued_per_tenant', tenant_waiting, tenant_most)
+  end
+end
+
+local function store(place, wake)
+  local fields = {
+    'state', 'queued', 'tenant', tenant, 'priority', priority, 'cost', cost, 'max', max, 'place', place, 'keep', keep,
+    'enqueued', NOW,
+  }
+  local function add(name, value, wanted)
+    if wanted then
+      fields[#fields + 1] = name
+      fields[#fields + 1] = value
+    end
+  end
+  add('batch', batch, batch ~= '')
+  add('stream', 1, stream == '1')
+  add('gates', gateway, gateway ~= '')
+  add('idem', idem, idem ~= '')
+  add('run', run_within, run_within > 0)
+  add('finish_by', NOW + finish_within, finish_within > 0)
+  add('wake', 1, wake)
+  call('HSET', record(id), unpack(fields))
+  call('SET', Q .. 'p:' .. id, payload)
+  if idem ~= '' then
+    call('SET', Q .. 'i:' .. idem, id .. ':' .. digest)
+  end
+end
+
+local function set_deadline()
+  local deadline = math.huge
+  if start_within > 0 then
+    deadline = NOW + start_within
+  end
+  if finish_within > 0 then
+    deadline = math.min(deadline, NOW + finish_within)
+  end
+  if deadline < math.huge then
+    call('ZADD', Q .. 'dl', deadline, id)
+  end
+end
+
+local reply = known()
+if reply then
+  return reply
+end
+local queued = call('ZCARD', Q .. 'q')
+local meta = call('HMGET', META, 'limit', 'tenant_limit', 'place')
+reply = check_limits(queued, meta)
+if reply then
+  return reply
+end
+if not meta[3] then
+  call('PERSIST', USAGE_KEY)
+end
+local wake = queued == 0 and delay == 0
+local place = call('HINCRBY', META, 'place', 1)
+store(place, wake)
+set_deadline()
+count_waiting(tenant, 1)
+observe('arrived', 1)
+if delay > 0 then
+  call('ZADD', Q .. 'delay', NOW + delay, id)
+else
+  push({ id = id, tenant = tenant, priority = priority, batch = batch, place = place })
+end
+return accepted(id, 1, 'queued', wake and 1 or 0)

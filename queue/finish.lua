@@ -1,0 +1,71 @@
+-- The end of a job: state, outcome, usage record and terminal event in one step, and a TTL on all that is kept.
+local USAGE_RECORDS = 100000
+local INLINE_LIMIT = 65536
+
+local function pack_outcome(result, failure, usage, notes)
+  return cmsgpack.pack({ result or false, failure or false, usage or false, notes or false })
+end
+
+local function held_ms(job)
+  local since = job.state == 'running' and NOW - job.began or 0
+  return tonumber(job.held or 0) + math.max(since, 0)
+end
+
+local function keep_for(job, state)
+  local keep = job.keep
+  call('PEXPIRE', record(job.id), keep)
+  if job.stream then
+    call('PEXPIRE', Q .. 's:' .. job.id, keep)
+  end
+  if job.idem then
+    call('PEXPIRE', Q .. 'i:' .. job.idem, keep)
+  end
+  if state == 'dead' then
+    call('PEXPIRE', Q .. 'p:' .. job.id, keep)
+  else
+    call('DEL', Q .. 'p:' .. job.id)
+  end
+end
+
+-- `outcome` is packed, or nil: then an earlier attempt's stays. `usage` goes to the usage record as it is.
+local function finish(job, state, reason, outcome, usage)
+  local id = job.id
+  local held = integer(held_ms(job))
+  call('HSET', record(id), 'state', state, 'ended', NOW, 'held', held, 'reason', reason)
+  call('ZREM', Q .. 'dl', id)
+  if outcome then
+    call('SET', Q .. 'o:' .. id, outcome, 'PX', job.keep)
+  else
+    call('PEXPIRE', Q .. 'o:' .. id, job.keep)
+  end
+  keep_for(job, state)
+  call('XADD', Q .. 'use', 'MAXLEN', '~', USAGE_RECORDS, '*', 'job', id, 'tenant', job.tenant, 'state', state,
+    'attempt', job.attempt, 'held_ms', held, 'usage', usage or '')
+  local inline = outcome and #outcome <= INLINE_LIMIT and outcome or false
+  post(job.gates, { 'end', id, job.last or '', job.fence or '0', job.attempt, state, reason, inline })
+end
+
+-- Ends a job that no worker settled, wherever it is, and tells the worker that has it.
+local function drop(job, state, reason)
+  if job.state == 'running' then
+    call('ZREM', Q .. 'lease', job.id)
+    call('PUBLISH', 'stoker:worker:' .. job.worker, job.id)
+  else
+    stop_waiting(job)
+  end
+  finish(job, state, reason)
+end
+
+local function expire_due(most)
+  local due = call('ZRANGEBYSCORE', Q .. 'dl', '-inf', NOW, 'LIMIT', 0, most)
+  for _, id in ipairs(due) do
+    local job = read(id)
+    local late = job.finish_by and tonumber(job.finish_by) <= NOW
+    if job.state == 'running' then
+      drop(job, 'timed_out', late and 'not finished by its deadline' or 'ran longer than its limit')
+    else
+      drop(job, 'expired', late and 'not finished by its deadline' or 'not started by its deadline')
+    end
+  end
+  return #due
+end

@@ -1,0 +1,107 @@
+-- Lanes: one per priority, tenant and batch key, in order of arrival. Start-time fair queueing over tenants
+-- (P. Goyal, H. M. Vin, H. Cheng, "Start-time Fair Queueing", SIGCOMM 1996): a tenant's virtual time grows by
+-- cost / weight with each claim; a tenant that comes back starts at the virtual time last served, so that idling
+-- earns nothing.
+local PRIORITIES = { '0', '1', '2' }
+
+local function lane_key(priority, tenant, batch)
+  return Q .. 'l:' .. priority .. ':' .. #tenant .. ':' .. tenant .. ':' .. batch
+end
+
+local function lanes_key(priority, tenant)
+  return Q .. 'tl:' .. priority .. ':' .. tenant
+end
+
+local function ready_key(priority)
+  return Q .. 'r:' .. priority
+end
+
+local function virtual_floor()
+  return tonumber(call('HGET', META, 'vtime') or 0)
+end
+
+local function weight_of(tenant)
+  return tonumber(call('HGET', Q .. 'w', tenant) or 1)
+end
+
+local function set_virtual_time(tenant, value)
+  call('HSET', Q .. 'v', tenant, value)
+  for _, priority in ipairs(PRIORITIES) do
+    call('ZADD', ready_key(priority), 'XX', value, tenant)
+  end
+end
+
+-- Corrects what a tenant was charged; a tenant forgotten since then stands at the floor.
+local function charge(tenant, cost)
+  if cost ~= 0 then
+    local value = tonumber(call('HGET', Q .. 'v', tenant)) or virtual_floor()
+    set_virtual_time(tenant, value + cost / weight_of(tenant))
+  end
+end
+
+local function virtual_time(tenant)
+  for _, priority in ipairs(PRIORITIES) do
+    local value = call('ZSCORE', ready_key(priority), tenant)
+    if value then
+      return tonumber(value)
+    end
+  end
+  local value = math.max(tonumber(call('HGET', Q .. 'v', tenant) or 0), virtual_floor())
+  call('HSET', Q .. 'v', tenant, value)
+  return value
+end
+
+-- Jobs that wait, in a lane or for their due time.
+local function count_waiting(tenant, change)
+  if call('HINCRBY', Q .. 'tq', tenant, change) <= 0 then
+    call('HDEL', Q .. 'tq', tenant)
+  end
+end
+
+-- Puts a job at its place in its lane; workers are told when it is the only queued one.
+local function push(job)
+  local lane = lane_key(job.priority, job.tenant, job.batch)
+  call('ZADD', lane, job.place, job.id)
+  call('ZADD', Q .. 'q', job.place, job.id)
+  if call('ZRANK', lane, job.id) == 0 then
+    call('ZADD', lanes_key(job.priority, job.tenant), job.place, job.batch)
+    call('ZADD', ready_key(job.priority), virtual_time(job.tenant), job.tenant)
+  end
+  local queued = call('ZCARD', Q .. 'q')
+  if queued == 1 then
+    call('PUBLISH', 'stoker:bell:' .. string.match(META, '{(.*)}:m$'), '')
+  end
+  return queued
+end
+
+-- After jobs left a lane: its next head, or its end.
+local function settle_lane(priority, tenant, batch)
+  local lanes = lanes_key(priority, tenant)
+  local head = call('ZRANGE', lane_key(priority, tenant, batch), 0, 0, 'WITHSCORES')
+  if head[1] then
+    call('ZADD', lanes, head[2], batch)
+  else
+    call('ZREM', lanes, batch)
+    if call('EXISTS', lanes) == 0 then
+      call('ZREM', ready_key(priority), tenant)
+    end
+  end
+end
+
+local function stop_waiting(job)
+  count_waiting(job.tenant, -1)
+  if call('ZREM', Q .. 'delay', job.id) == 0 then
+    call('ZREM', Q .. 'q', job.id)
+    call('ZREM', lane_key(job.priority, job.tenant, job.batch), job.id)
+    settle_lane(job.priority, job.tenant, job.batch)
+  end
+end
+
+local function promote_due(most)
+  local due = call('ZRANGEBYSCORE', Q .. 'delay', '-inf', NOW, 'LIMIT', 0, most)
+  for _, id in ipairs(due) do
+    call('ZREM', Q .. 'delay', id)
+    push(read(id))
+  end
+  return #due
+end

@@ -1,0 +1,28 @@
+-- A moving average of events per second: an exponentially decayed count, divided by the weight its window has gathered
+-- so far (the bias correction of Adam, D. Kingma and J. Ba, arXiv 1412.6980), so that it is right from the first second.
+local WINDOW = 20000
+
+local function decay(age)
+  return math.exp(-math.max(age, 0) / WINDOW)
+end
+
+local function read_rate(name)
+  local row = call('HMGET', META, name, name .. ':at', name .. ':since')
+  return tonumber(row[1] or 0), tonumber(row[2] or NOW), tonumber(row[3] or NOW)
+end
+
+-- Also marks the function as active now.
+local function observe(name, count)
+  local sum, at, since = read_rate(name)
+  sum = sum * decay(NOW - at)
+  if sum < 0.01 then
+    since = NOW
+  end
+  call('HSET', META, name, sum + count, name .. ':at', NOW, name .. ':since', since, 'active', NOW)
+end
+
+local function per_second(name)
+  local sum, at, since = read_rate(name)
+  local gathered = 1 - decay(math.max(NOW - since, 1000))
+  return sum * decay(NOW - at) / (WINDOW / 1000 * gathered)
+end
