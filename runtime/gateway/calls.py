@@ -1,0 +1,170 @@
+"""A job and the client that waits for it: subscribed before it is enqueued, cancelled when the client leaves first."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any
+
+from stoker.queue.events import Event, Subscription
+from stoker.queue.records import Enqueued, IdempotencyMismatch, NewJob, QueueFull, new_job_id, pack
+from stoker.queue.retry import insist
+from stoker.runtime.gateway.context import Gateway
+from stoker.runtime.gateway.endpoint import Incoming
+from stoker.runtime.gateway.errors import NO_RETRY, ApiError, bad_request, queue_full
+from stoker.runtime.gateway.outcome import Outcome, outcome_of_event, outcome_of_job
+from stoker.runtime.spec import FunctionSpec
+
+ENQUEUE_PATIENCE_S = 2.0
+CANCEL_PATIENCE_S = 60.0
+MAX_KEY = 255
+
+
+def idempotency_key(incoming: Incoming) -> str:
+    key = incoming.headers.get("idempotency-key", "")
+    if len(key) > MAX_KEY:
+        raise bad_request(f"The Idempotency-Key header is longer than {MAX_KEY} characters.", param="Idempotency-Key")
+    return f"key:{key}" if key else ""
+
+
+def new_job(
+    incoming: Incoming, spec: FunctionSpec, payload: Any, *, key: str = "", cost: float = 1.0, stream: bool = False
+) -> NewJob:
+    limits = spec.limits
+    return NewJob(
+        id=new_job_id(spec.name),
+        function=spec.name,
+        tenant=incoming.caller.tenant,
+        payload=packed(payload),
+        cost=cost,
+        max_attempts=limits.max_attempts,
+        stream=stream,
+        gateway=incoming.gateway.settings.gateway_id,
+        idempotency_key=key,
+        request_digest=request_digest(incoming) if key else b"",
+        start_within_ms=milliseconds(limits.start_within_s),
+        run_within_ms=milliseconds(limits.run_within_s),
+        finish_within_ms=milliseconds(limits.finish_within_s),
+        retention_ms=max(1, milliseconds(limits.retention_s)),
+    )
+
+
+def packed(payload: Any) -> bytes:
+    try:
+        return pack(payload)
+    except OverflowError:
+        raise bad_request("The input holds an integer that doesn't fit into 64 bits.") from None
+
+
+def request_digest(incoming: Incoming) -> bytes:
+    """Of the parsed body, so that white space and the order of keys don't matter."""
+    return hashlib.sha256(json.dumps(incoming.json(), sort_keys=True).encode()).digest()
+
+
+def milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+async def enqueue(gateway: Gateway, job: NewJob) -> Enqueued:
+    """Raises ApiError 409 and 429; a lost reply is asked for again, which the queue answers without a second job."""
+    try:
+        enqueued = await insist(lambda: gateway.broker.enqueue(job), ENQUEUE_PATIENCE_S)
+    except QueueFull as full:
+        raise queue_full(full.message, full.retry_after_s) from None
+    except IdempotencyMismatch:
+        raise ApiError(
+            409,
+            "This idempotency key was used before with a different request body.",
+            code="idempotency_key_reused",
+            headers=NO_RETRY,
+        ) from None
+    if enqueued.wake:
+        gateway.background(gateway.cluster.ring())
+    return enqueued
+
+
+class Call:
+    """Use as an async context manager around reading `events()` or `outcome()`.
+
+    Leaving it before the job has ended cancels the job, at whatever moment, unless the function detaches on disconnect
+    or the client gave an idempotency key, with which it can come back for the result.
+    """
+
+    def __init__(self, incoming: Incoming, spec: FunctionSpec, job: NewJob) -> None:
+        self._incoming = incoming
+        self._gateway = incoming.gateway
+        self._job = job
+        self._subscription: Subscription | None = None
+        self._enqueueing: asyncio.Task[Enqueued] | None = None
+        self._abort = spec.on_disconnect == "abort" and not job.idempotency_key
+        self._ended = False
+        self.function = spec.name
+        self.job_id = job.id
+
+    async def __aenter__(self) -> "Call":
+        self._subscription = self._gateway.bus.watch(self.job_id)
+        self._enqueueing = asyncio.create_task(enqueue(self._gateway, self._job))
+        try:
+            enqueued = await asyncio.shield(self._enqueueing)
+        except BaseException as error:
+            await self._leave(refused=isinstance(error, ApiError))
+            raise
+        self._incoming.about_job(enqueued.job_id, replayed=not enqueued.created)
+        if enqueued.job_id != self.job_id:
+            await self._join(enqueued.job_id)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._leave()
+
+    def detach(self) -> None:
+        """The job goes on without this client."""
+        self._abort = False
+
+    async def events(self) -> AsyncIterator[Event]:
+        assert self._subscription is not None
+        async for event in self._subscription:
+            self._ended = event.kind == "end"
+            yield event
+
+    async def outcome(self) -> Outcome:
+        """Waits for the end."""
+        async for event in self.events():
+            if event.kind == "end":
+                return await self.outcome_at(event)
+        raise AssertionError("a subscription ends with the job's last event")
+
+    async def outcome_at(self, event: Event) -> Outcome:
+        """From the last event, or from the record when the result was too big for it."""
+        outcome = outcome_of_event(event) if event.data else await self._read_outcome()
+        self._gateway.metrics.job_ended(self.function, outcome.state, outcome.usage)
+        return outcome
+
+    async def _read_outcome(self) -> Outcome:
+        job = await insist(lambda: self._gateway.broker.job(self.job_id), ENQUEUE_PATIENCE_S)
+        if job is None:
+            raise ApiError(410, f"The result of job {self.job_id} has expired.", code="job_expired")
+        return outcome_of_job(job)
+
+    async def _join(self, job_id: str) -> None:
+        """The key was seen before: wait for the job that it made."""
+        assert self._subscription is not None
+        await self._subscription.close()
+        self.job_id = job_id
+        self._subscription = self._gateway.bus.watch(job_id)
+        await self._gateway.broker.listen(job_id, self._gateway.settings.gateway_id)
+
+    async def _leave(self, refused: bool = False) -> None:
+        if self._subscription is not None:
+            await self._subscription.close()
+        if self._abort and not self._ended and not refused:
+            self._gateway.background(self._cancel())
+
+    async def _cancel(self) -> None:
+        """Waits for an enqueue that is still under way, or it could arrive after the cancel."""
+        if self._enqueueing is not None:
+            await asyncio.wait((self._enqueueing,))
+        await insist(lambda: self._gateway.broker.cancel(self.job_id, "client disconnected"), CANCEL_PATIENCE_S)

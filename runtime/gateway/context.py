@@ -1,0 +1,101 @@
+"""Everything the handlers of one gateway process share."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+from stoker.coldstart.store import ObjectStore, open_store
+from stoker.queue.broker import Broker
+from stoker.queue.client import check_server, connect
+from stoker.queue.cluster import Cluster
+from stoker.queue.events import EventBus
+from stoker.queue.retry import AWAY
+from stoker.runtime.gateway.cluster_view import ClusterView
+from stoker.runtime.gateway.metrics import Metrics
+from stoker.runtime.gateway.prompts import PromptEncoders
+from stoker.runtime.gateway.registry import Registry
+from stoker.runtime.gateway.settings import GatewaySettings
+from stoker.runtime.gateway.waiting import wait_reason
+
+log = logging.getLogger("stoker.gateway")
+
+
+@dataclass
+class Gateway:
+    settings: GatewaySettings
+    metrics: Metrics
+    redis: Redis
+    broker: Broker
+    bus: EventBus
+    cluster: Cluster
+    registry: Registry
+    view: ClusterView
+    prompts: PromptEncoders
+    store: ObjectStore
+    _background: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Work that outlives its request; failures are logged."""
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            log.warning("background work failed: %s", error)
+
+    async def why_waiting(self, job_id: str) -> str:
+        """The comment of a stream that has nothing to say yet."""
+        try:
+            job = await self.broker.job(job_id)
+            if job is None:
+                return "waiting"
+            view = await self.view.snapshot()
+        except RedisError:
+            return "waiting for the queue"
+        return wait_reason(job, view.backlogs.get(job.function), view.hosts, view.wanted_hosts) or str(job.state)
+
+    async def finish_background(self, grace_s: float) -> None:
+        if self._background:
+            await asyncio.wait(self._background, timeout=grace_s)
+        for task in self._background:
+            task.cancel()
+
+
+@asynccontextmanager
+async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
+    """Raises ServerUnfit for a server that would lose jobs; one that can't be reached yet is waited for by requests."""
+    redis = connect(settings.redis_url)
+    try:
+        await check_server(redis)
+    except AWAY as error:
+        log.warning("the queue can't be reached yet: %s", error)
+    broker, cluster = Broker(redis), Cluster(redis)
+    bus = EventBus(settings.redis_url, broker, settings.gateway_id)
+    registry = Registry(cluster)
+    gateway = Gateway(
+        settings=settings,
+        metrics=Metrics(),
+        redis=redis,
+        broker=broker,
+        bus=bus,
+        cluster=cluster,
+        registry=registry,
+        view=ClusterView(broker, cluster, registry),
+        prompts=PromptEncoders(),
+        store=open_store(settings.store_url),
+    )
+    await bus.start()
+    try:
+        yield gateway
+    finally:
+        await gateway.finish_background(grace_s=2.0)
+        await bus.close()
+        gateway.prompts.close()
+        await redis.aclose()

@@ -1,0 +1,213 @@
+"""Deploying: code bundles and functions."""
+
+import asyncio
+import hashlib
+import re
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from pydantic import TypeAdapter, ValidationError
+from starlette.responses import Response
+from stoker.coldstart.failures import ColdStartError, ObjectMissing
+from stoker.coldstart.store import ObjectInfo, ObjectStore
+from stoker.queue.records import Backlog, Limits, pack
+from stoker.runtime.gateway.body import body_parts
+from stoker.runtime.gateway.cluster_view import Snapshot
+from stoker.runtime.gateway.context import Gateway
+from stoker.runtime.gateway.endpoint import Incoming, Json
+from stoker.runtime.gateway.errors import ApiError, bad_request, function_not_found, invalid_fields
+from stoker.runtime.gateway.waiting import replicas_of
+from stoker.runtime.spec import FunctionSpec, InvalidSpec, check_name
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
+ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+VERSION_DIGITS = 12
+BUNDLE_TIMEOUT_S = 300.0
+SPEC = TypeAdapter(FunctionSpec)
+
+
+class BundleObject(TypedDict):
+    object: Literal["bundle"]
+    sha256: str
+    bytes: int
+
+
+class FunctionObject(TypedDict):
+    """`replicas` counts this function's replicas by state; `spec` is what was deployed."""
+
+    object: Literal["function"]
+    name: str
+    kind: str
+    version: str
+    queued: int
+    running: int
+    replicas: dict[str, int]
+    spec: dict[str, Any]
+
+
+class FunctionList(TypedDict):
+    object: Literal["list"]
+    data: list[FunctionObject]
+
+
+class DeletedFunction(TypedDict):
+    object: Literal["function"]
+    name: str
+    deleted: Literal[True]
+
+
+class DeployRequest(TypedDict):
+    spec: FunctionSpec
+
+
+async def put_bundle(incoming: Incoming) -> Response:
+    digest = incoming.path("sha256")
+    if not SHA256.fullmatch(digest):
+        raise bad_request("A bundle is named by its SHA-256: 64 lower-case hexadecimal digits.", param="sha256")
+    gateway = incoming.gateway
+    with tempfile.TemporaryDirectory(prefix="stoker-bundle-") as folder:
+        path = Path(folder) / "bundle.zip"
+        actual = await receive_file(incoming, path)
+        if actual != digest:
+            message = f"The body's SHA-256 is {actual}, not the {digest} of the URL."
+            raise bad_request(message, param="sha256", code="digest_mismatch")
+        if not await asyncio.to_thread(zipfile.is_zipfile, path):
+            raise bad_request("The bundle is not a zip file.", code="invalid_bundle")
+        info = await asyncio.to_thread(write_object, gateway.store, bundle_key(digest), path)
+    return Json({"object": "bundle", "sha256": digest, "bytes": info.size}, status_code=201)
+
+
+async def receive_file(incoming: Incoming, path: Path) -> str:
+    """Writes the body to `path` as it comes; returns its SHA-256."""
+    digest = hashlib.sha256()
+    limit = incoming.gateway.settings.max_bundle_bytes
+    with path.open("wb") as file:
+        async for part in body_parts(incoming.scope, incoming.receive, limit, BUNDLE_TIMEOUT_S):
+            digest.update(part)
+            await asyncio.to_thread(file.write, part)
+    return digest.hexdigest()
+
+
+def write_object(store: ObjectStore, key: str, path: Path) -> ObjectInfo:
+    try:
+        return store.write(key, path)
+    except ColdStartError as error:
+        raise store_failure(error) from error
+
+
+def store_failure(error: ColdStartError) -> ApiError:
+    return ApiError(503, f"The object store failed: {error}.", type="server_error", code=type(error).__name__)
+
+
+def bundle_key(digest: str) -> str:
+    return f"bundles/{digest}.zip"
+
+
+async def put_function(incoming: Incoming) -> Response:
+    spec = spec_of(incoming.path("name"), incoming.object())
+    gateway = incoming.gateway
+    revision = await check_parts(gateway, spec)
+    if not spec.version:
+        spec = replace(spec, version=version_of(spec, revision))
+    existed = await gateway.cluster.function(spec.name) is not None
+    await gateway.broker.set_limits(spec.name, Limits(max_queued=spec.limits.max_queued))
+    await gateway.registry.put(spec)
+    return Json(function_object(spec, await gateway.view.snapshot()), status_code=200 if existed else 201)
+
+
+def spec_of(name: str, body: Mapping[str, Any]) -> FunctionSpec:
+    """Raises ApiError 400 for a spec that can't work, naming the field where that is known."""
+    fields = body.get("spec")
+    if not isinstance(fields, dict):
+        raise bad_request("The body must be an object with the function's 'spec'.", param="spec")
+    if fields.get("name", name) != name:
+        raise bad_request(f"The spec is named '{fields['name']}', the URL '{name}'.", param="spec.name")
+    try:
+        check_name(name)
+        SPEC.validate_python({**fields, "name": name}, strict=False)
+        return FunctionSpec.from_dict({**fields, "name": name})
+    except InvalidSpec as error:
+        raise bad_request(f"{error}.", param="spec", code="invalid_spec") from None
+    except ValidationError as error:
+        raise invalid_fields(error, "spec") from None
+
+
+async def check_parts(gateway: Gateway, spec: FunctionSpec) -> str:
+    """That what the spec points at exists and can be read; returns the revision of its weights or code."""
+    if spec.kind == "embed":
+        raise bad_request("Functions of kind 'embed' can't be served yet.", param="spec.kind")
+    if spec.kind == "python":
+        await check_code(gateway, spec)
+        return spec.code
+    try:
+        return (await gateway.prompts.load(spec.weights)).facts.revision
+    except ColdStartError as error:
+        raise bad_request(
+            f"The weights can't be used: {error}.", param="spec.weights", code=type(error).__name__
+        ) from None
+    except ValueError as error:
+        raise bad_request(f"{error}.", param="spec.weights", code="invalid_spec") from None
+
+
+async def check_code(gateway: Gateway, spec: FunctionSpec) -> None:
+    if not ENTRY.fullmatch(spec.entry):
+        raise bad_request("'entry' must be 'module:attribute'.", param="spec.entry", code="invalid_spec")
+    if not SHA256.fullmatch(spec.code):
+        raise bad_request("'code' must be the SHA-256 of a bundle.", param="spec.code", code="invalid_spec")
+    key = bundle_key(spec.code)
+    try:
+        await asyncio.to_thread(gateway.store.stat, key)
+    except ObjectMissing:
+        raise bad_request(
+            f"There is no {key} in the store: send it with PUT /v1/bundles/{spec.code} first.",
+            param="spec.code",
+            code="ObjectMissing",
+        ) from None
+    except ColdStartError as error:
+        raise store_failure(error) from error
+
+
+def version_of(spec: FunctionSpec, revision: str) -> str:
+    """The same spec over the same weights or code is the same version, so that deploying it again changes nothing."""
+    return hashlib.sha256(pack([spec.to_dict(), revision])).hexdigest()[:VERSION_DIGITS]
+
+
+async def list_functions(incoming: Incoming) -> Response:
+    view = await incoming.gateway.view.snapshot()
+    functions = await incoming.gateway.registry.all()
+    return Json({"object": "list", "data": [function_object(spec, view) for spec in functions.values()]})
+
+
+async def get_function(incoming: Incoming) -> Response:
+    spec = await incoming.gateway.registry.get(incoming.path("name"))
+    return Json(function_object(spec, await incoming.gateway.view.snapshot()))
+
+
+async def delete_function(incoming: Incoming) -> Response:
+    """Removes the function; its replicas stop and its waiting jobs are cancelled."""
+    name = incoming.path("name")
+    gateway = incoming.gateway
+    if await gateway.cluster.function(name) is None:
+        raise function_not_found(name)
+    await gateway.registry.delete(name)
+    await gateway.broker.purge_function(name)
+    return Json({"object": "function", "name": name, "deleted": True})
+
+
+def function_object(spec: FunctionSpec, view: Snapshot) -> FunctionObject:
+    backlog = view.backlogs.get(spec.name) or Backlog(spec.name, 0, 0, 0, 0, 0.0, 0.0, 0)
+    states = [replica["state"] for replica in replicas_of(view.hosts, spec.name)]
+    return {
+        "object": "function",
+        "name": spec.name,
+        "kind": spec.kind,
+        "version": spec.version,
+        "queued": backlog.queued + backlog.delayed,
+        "running": backlog.running,
+        "replicas": {state: states.count(state) for state in sorted(set(states))},
+        "spec": spec.to_dict(),
+    }

@@ -1,0 +1,162 @@
+"""One route: reads the body, runs the handler, and stops it at once when the client goes away."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from starlette.datastructures import Headers, QueryParams
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+from stoker.runtime.gateway.auth import Caller, identify
+from stoker.runtime.gateway.body import ClientGone, parse_json, parse_object, read_body
+from stoker.runtime.gateway.errors import ApiError
+from stoker.runtime.gateway.sse import json_bytes
+
+if TYPE_CHECKING:
+    from stoker.runtime.gateway.context import Gateway
+
+EVENT_STREAM = "text/event-stream"
+JOB_ID = "stoker.job_id"
+REPLAYED = "stoker.replayed"
+ROUTE = "stoker.route"
+STARTED = "stoker.started"
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A request whose body has been read, with everything a handler may use. `started` is monotonic seconds."""
+
+    gateway: "Gateway"
+    caller: Caller
+    scope: Scope
+    headers: Headers
+    body: bytes
+    receive: Receive
+
+    @property
+    def started(self) -> float:
+        return self.scope[STARTED]
+
+    @property
+    def query(self) -> QueryParams:
+        return QueryParams(self.scope["query_string"])
+
+    def path(self, name: str) -> str:
+        return self.scope["path_params"][name]
+
+    def json(self) -> Any:
+        """An empty body is null."""
+        return parse_json(self.body) if self.body else None
+
+    def object(self) -> dict[str, Any]:
+        return parse_object(self.body)
+
+    def about_job(self, job_id: str, *, replayed: bool = False) -> None:
+        """From here on the answer carries `x-job-id`, whatever it will be; `replayed`: by an earlier request's job."""
+        self.scope[JOB_ID] = job_id
+        self.scope[REPLAYED] = replayed
+
+
+Handler = Callable[[Incoming], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One method of one path, and what /openapi.json says about it. `streams_body`: the handler reads the body itself.
+
+    `request` and `answer` are types that pydantic can describe, `answers` maps further statuses to their meaning.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    tag: str
+    request: Any = None
+    answer: Any = None
+    status: int = 200
+    answers: Mapping[int, str] = field(default_factory=dict)
+    media: str = "application/json"
+    streams_body: bool = False
+
+
+class Resource:
+    """The ASGI application behind one path: its endpoints by method."""
+
+    def __init__(self, endpoints: list[Endpoint]) -> None:
+        self._methods = {endpoint.method: endpoint for endpoint in endpoints}
+        get = self._methods.get("GET")
+        if get and get.media != EVENT_STREAM:
+            self._methods["HEAD"] = get
+        self._path = endpoints[0].path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[ROUTE] = self._path
+        caller = identify(Headers(scope=scope))
+        endpoint = self._methods.get(scope["method"])
+        if endpoint is None:
+            raise method_not_allowed(scope["method"], self._methods)
+        gateway = scope["app"].state.gateway
+        limits, headers = gateway.settings, Headers(scope=scope)
+        if endpoint.streams_body:
+            await respond(endpoint, Incoming(gateway, caller, scope, headers, b"", receive), send)
+            return
+        body = await read_body(scope, receive, limits.max_body_bytes, limits.body_timeout_s)
+        incoming = Incoming(gateway, caller, scope, headers, body, no_more_body)
+        await while_connected(receive, send, lambda watched: respond(endpoint, incoming, watched))
+
+
+def method_not_allowed(method: str, allowed: Mapping[str, Endpoint]) -> ApiError:
+    return ApiError(
+        405,
+        f"The method {method} is not allowed here; use {' or '.join(allowed)}.",
+        code="method_not_allowed",
+        headers={"allow": ", ".join(allowed)},
+    )
+
+
+async def respond(endpoint: Endpoint, incoming: Incoming, send: Send) -> None:
+    response = await endpoint.handler(incoming)
+    await response(incoming.scope, incoming.receive, send)
+
+
+async def no_more_body() -> Message:
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+async def while_connected(receive: Receive, send: Send, run: Callable[[Send], Coroutine[Any, Any, None]]) -> None:
+    """Runs `run` to its end, or cancels it and raises ClientGone when the client disconnects before the last byte."""
+    complete = False
+
+    async def watched(message: Message) -> None:
+        nonlocal complete
+        await send(message)
+        complete = complete or (message["type"] == "http.response.body" and not message.get("more_body"))
+
+    work = asyncio.ensure_future(run(watched))
+    gone = asyncio.ensure_future(disconnected(receive))
+    try:
+        await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done() and not complete:
+            raise ClientGone
+        await work
+    finally:
+        gone.cancel()
+        if not work.done():
+            work.cancel()
+        await asyncio.gather(work, gone, return_exceptions=True)
+
+
+async def disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Json(Response):
+    """JSON for anything a job can return; see `sse.json_bytes`."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return json_bytes(content)

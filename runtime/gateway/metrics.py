@@ -1,0 +1,117 @@
+"""Prometheus metrics of one gateway process."""
+
+import time
+from collections import Counter as Tally
+from collections.abc import Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from stoker.runtime.gateway.cluster_view import Snapshot
+from stoker.runtime.gateway.waiting import Replica
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+REPLICA_STATES = ("starting", "loading", "ready", "draining", "failed")
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.registry = made = CollectorRegistry()
+        by_function = ["function"]
+        self.requests = Counter("stoker_http_requests", "Answers sent.", ["method", "route", "status"], registry=made)
+        self.duration = Histogram(
+            "stoker_http_request_seconds", "Request to end of answer.", ["route"], registry=made, buckets=SECONDS
+        )
+        self.ttft = Histogram(
+            "stoker_ttft_seconds", "Request to first token (streams).", by_function, registry=made, buckets=SECONDS
+        )
+        self.itl = Histogram(
+            "stoker_itl_seconds", "Time between tokens (streams).", by_function, registry=made, buckets=TOKEN_SECONDS
+        )
+        self.queue_time = Histogram(
+            "stoker_queue_seconds", "Enqueued to claimed.", by_function, registry=made, buckets=SECONDS
+        )
+        self.cold_wait = Histogram(
+            "stoker_cold_start_wait_seconds", "Cold start seen by a job.", by_function, registry=made, buckets=SECONDS
+        )
+        self.tokens = Counter("stoker_tokens", "Tokens of finished jobs.", ["function", "kind"], registry=made)
+        self.jobs = Counter("stoker_jobs_ended", "Jobs that ended here.", ["function", "state"], registry=made)
+        self.depth = Gauge("stoker_queue_depth", "Jobs waiting.", by_function, registry=made)
+        self.running = Gauge("stoker_running_jobs", "Jobs claimed.", by_function, registry=made)
+        self.replicas = Gauge("stoker_replicas", "Replicas by state.", ["function", "state"], registry=made)
+        self.cold_starts = Counter("stoker_cold_starts", "Replicas that became ready.", by_function, registry=made)
+        self.cold_phases = Histogram(
+            "stoker_cold_start_phase_seconds",
+            "Phases of starts.",
+            ["function", "phase"],
+            registry=made,
+            buckets=SECONDS,
+        )
+        self._seen: set[str] = set()
+
+    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        self.requests.labels(method, route, str(status)).inc()
+        self.duration.labels(route).observe(seconds)
+
+    def job_ended(self, function: str, state: str, usage: Mapping[str, Any]) -> None:
+        self.jobs.labels(function, state).inc()
+        if usage.get("queue_ms") is not None:
+            self.queue_time.labels(function).observe(usage["queue_ms"] / 1000)
+        if usage.get("cold_start_ms"):
+            self.cold_wait.labels(function).observe(usage["cold_start_ms"] / 1000)
+        for kind in ("prompt", "completion", "cached"):
+            if usage.get(f"{kind}_tokens"):
+                self.tokens.labels(function, kind).inc(usage[f"{kind}_tokens"])
+
+    def render(self, snapshot: Snapshot | None) -> bytes:
+        """The text format; gauges of the cluster only when its state could be read."""
+        for gauge in (self.depth, self.running, self.replicas):
+            gauge.clear()
+        if snapshot is not None:
+            self._observe(snapshot)
+        return generate_latest(self.registry)
+
+    def _observe(self, snapshot: Snapshot) -> None:
+        for name, backlog in snapshot.backlogs.items():
+            self.depth.labels(name).set(backlog.queued + backlog.delayed)
+            self.running.labels(name).set(backlog.running)
+        replicas = {id: replica for host in snapshot.hosts for id, replica in host["replicas"].items()}
+        counts = Tally((replica["function"], replica["state"]) for replica in replicas.values())
+        for function in snapshot.functions:
+            for state in REPLICA_STATES:
+                self.replicas.labels(function, state).set(counts[function, state])
+        for id, replica in replicas.items():
+            self._observe_start(id, replica)
+        self._seen &= replicas.keys()
+
+    def _observe_start(self, id: str, replica: Replica) -> None:
+        """Each replica's start is counted once, however many scrapes see its report."""
+        if id in self._seen or not replica.get("cold_start"):
+            return
+        self._seen.add(id)
+        self.cold_starts.labels(replica["function"]).inc()
+        for record in replica["cold_start"]["records"]:
+            seconds = (record["end_ns"] - record["start_ns"]) / 1e9
+            self.cold_phases.labels(replica["function"], record["name"]).observe(seconds)
+
+
+class TokenClock:
+    """Times the tokens of one stream as they pass."""
+
+    def __init__(self, metrics: Metrics, function: str, started: float) -> None:
+        self._ttft = metrics.ttft.labels(function)
+        self._itl = metrics.itl.labels(function)
+        self._last = started
+        self._first = True
+
+    def tick(self, tokens: int) -> None:
+        """Called when `tokens` have arrived at once."""
+        if not tokens:
+            return
+        now = time.monotonic()
+        if self._first:
+            self._ttft.observe(now - self._last)
+        else:
+            self._itl.observe((now - self._last) / tokens)
+        self._first, self._last = False, now

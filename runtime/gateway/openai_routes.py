@@ -1,0 +1,147 @@
+"""/v1/chat/completions, /v1/completions and /v1/models."""
+
+import time
+from collections.abc import AsyncGenerator
+
+from starlette.responses import Response
+from stoker.coldstart.failures import ColdStartError
+from stoker.queue.records import NewJob, unpack
+from stoker.runtime.gateway import sse
+from stoker.runtime.gateway.calls import Call, idempotency_key, new_job
+from stoker.runtime.gateway.endpoint import Incoming, Json
+from stoker.runtime.gateway.errors import ApiError, bad_request
+from stoker.runtime.gateway.event_stream import EventStream
+from stoker.runtime.gateway.generation import (
+    ChatShape,
+    CompletionShape,
+    Shape,
+    context_limit,
+    estimated_cost,
+    generation_payload,
+)
+from stoker.runtime.gateway.metrics import TokenClock
+from stoker.runtime.gateway.prompts import PromptEncoder, TemplateRefused
+from stoker.runtime.gateway.schema import (
+    ChatRequest,
+    CompletionRequest,
+    ModelObject,
+    Sampling,
+    chat_request,
+    completion_request,
+)
+from stoker.runtime.spec import FunctionSpec
+
+
+async def chat_completions(incoming: Incoming) -> Response:
+    return await generate(incoming, chat_request(incoming.object()))
+
+
+async def completions(incoming: Incoming) -> Response:
+    return await generate(incoming, completion_request(incoming.object()))
+
+
+async def generate(incoming: Incoming, request: ChatRequest | CompletionRequest) -> Response:
+    spec = await language_model(incoming, request.model)
+    job = await generation_job(incoming, spec, request, key=idempotency_key(incoming))
+    call = Call(incoming, spec, job)
+    if request.stream:
+        return token_stream(incoming, call, request)
+    async with call:
+        outcome = await call.outcome()
+    return Json(shape_of(request, call.job_id).whole(outcome.value()))
+
+
+async def language_model(incoming: Incoming, name: str) -> FunctionSpec:
+    spec = await incoming.gateway.registry.get(name, param="model")
+    if spec.kind != "llm":
+        raise bad_request(f"'{name}' is a {spec.kind} function, not a language model.", param="model")
+    return spec
+
+
+async def generation_job(
+    incoming: Incoming,
+    spec: FunctionSpec,
+    request: ChatRequest | CompletionRequest,
+    *,
+    key: str = "",
+    stream: bool | None = None,
+) -> NewJob:
+    """Raises ApiError 400 for what the model can't run, 503 while its tokenizer can't be read."""
+    encoder = await encoder_of(incoming, spec)
+    ids = await prompt_ids(incoming, encoder, request)
+    payload = generation_payload(request, ids, encoder.facts, context_limit(spec, encoder.facts))
+    streams = bool(request.stream) if stream is None else stream
+    return new_job(incoming, spec, payload, key=key, cost=estimated_cost(payload), stream=streams)
+
+
+async def encoder_of(incoming: Incoming, spec: FunctionSpec) -> PromptEncoder:
+    try:
+        return await incoming.gateway.prompts.get(spec)
+    except ColdStartError as error:
+        message = f"The tokenizer of '{spec.name}' can't be read: {error}."
+        raise ApiError(503, message, type="cold_start_error", code=type(error).__name__) from error
+
+
+async def prompt_ids(incoming: Incoming, encoder: PromptEncoder, request: ChatRequest | CompletionRequest) -> list[int]:
+    prompts = incoming.gateway.prompts
+    if isinstance(request, CompletionRequest):
+        prompt = request.single_prompt
+        return prompt if isinstance(prompt, list) else await prompts.text(encoder, prompt)
+    try:
+        return await prompts.chat(encoder, [message.as_template_input() for message in request.messages])
+    except TemplateRefused as refusal:
+        raise bad_request(f"The model's chat template refused the messages: {refusal}.", param="messages") from None
+
+
+def shape_of(request: Sampling, job_id: str) -> Shape:
+    kind = ChatShape if isinstance(request, ChatRequest) else CompletionShape
+    return kind(job_id, request.model, int(time.time()), request.include_usage)
+
+
+def token_stream(incoming: Incoming, call: Call, request: Sampling) -> Response:
+    gateway = incoming.gateway
+    return EventStream(
+        token_frames(incoming, call, request),
+        lambda: gateway.why_waiting(call.job_id),
+        gateway.settings.keepalive_s,
+    )
+
+
+async def token_frames(incoming: Incoming, call: Call, request: Sampling) -> AsyncGenerator[bytes, None]:
+    """Every visible piece of text as a chunk. A second attempt continues the text, so `retry` events need no mark."""
+    clock = TokenClock(incoming.gateway.metrics, call.function, incoming.started)
+    async with call:
+        shape, sent, usage = shape_of(request, call.job_id), 0, {}
+        async for event in call.events():
+            text, reason = "", None
+            if event.kind == "chunk":
+                chunk = unpack(event.data)
+                text = chunk["text"]
+                clock.tick(len(chunk["ids"]))
+            elif event.kind == "end":
+                result = (await call.outcome_at(event)).value()
+                text, reason, usage = result["text"][sent:], result["finish_reason"], result["usage"]
+            if sent == 0 and (text or reason) and (first := shape.first()):
+                yield sse.event(first)
+            if text:
+                sent += len(text)
+                yield sse.event(shape.text(text), id=event.id)
+            if reason:
+                yield sse.event(shape.last(reason))
+        if request.include_usage:
+            yield sse.event(shape.usage(usage))
+        yield sse.DONE
+
+
+async def list_models(incoming: Incoming) -> Response:
+    functions = (await incoming.gateway.registry.all()).values()
+    return Json({"object": "list", "data": [model_object(spec) for spec in functions if spec.kind == "llm"]})
+
+
+async def get_model(incoming: Incoming) -> Response:
+    return Json(model_object(await language_model(incoming, incoming.path("model"))))
+
+
+def model_object(spec: FunctionSpec) -> ModelObject:
+    """OpenAI's clients need `created`; when a model was deployed isn't kept, so it is 0."""
+    return {"id": spec.name, "object": "model", "created": 0, "owned_by": spec.app or "stoker"}

@@ -1,0 +1,81 @@
+"""/openapi.json, made from the route table and the types of requests and answers."""
+
+import re
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic.json_schema import JsonSchemaMode
+from stoker.runtime.gateway.endpoint import Endpoint
+from stoker.runtime.gateway.errors import ErrorBody
+
+Json = dict[str, Any]
+
+REF = "#/components/schemas/{model}"
+PARAMETER = re.compile(r"{(\w+)}")
+COMMON_ANSWERS: Mapping[int, str] = {
+    400: "The request is malformed or asks for something that can't be done.",
+    413: "The body is too large.",
+    503: "The queue can't be reached; see Retry-After.",
+}
+
+
+def describe(endpoints: Iterable[Endpoint]) -> Json:
+    """The OpenAPI 3.1 document."""
+    schemas: dict[str, Json] = {}
+    error = reference(ErrorBody, schemas, "serialization")
+    paths: dict[str, Json] = {}
+    for endpoint in endpoints:
+        operation = describe_operation(endpoint, error, schemas)
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "stoker", "version": version("stoker"), "description": "Serverless GPU functions over HTTP."},
+        "paths": paths,
+        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{"key": []}, {}],
+    }
+
+
+def describe_operation(endpoint: Endpoint, error: Json, schemas: dict[str, Json]) -> Json:
+    answers = {str(status): problem(text, error) for status, text in {**COMMON_ANSWERS, **endpoint.answers}.items()}
+    answers[str(endpoint.status)] = success(endpoint, schemas)
+    operation: Json = {
+        "operationId": endpoint.handler.__name__,
+        "summary": endpoint.summary,
+        "tags": [endpoint.tag],
+        "parameters": [path_parameter(name) for name in PARAMETER.findall(endpoint.path)],
+        "responses": answers,
+    }
+    if endpoint.streams_body:
+        operation["requestBody"] = {"required": True, "content": {"application/octet-stream": {}}}
+    elif endpoint.request is not None:
+        body = reference(endpoint.request, schemas, "validation")
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    return operation
+
+
+def success(endpoint: Endpoint, schemas: dict[str, Json]) -> Json:
+    if endpoint.answer is None:
+        return {"description": "Done.", "content": {endpoint.media: {}}}
+    schema = reference(endpoint.answer, schemas, "serialization")
+    return {"description": "Done.", "content": {endpoint.media: {"schema": schema}}}
+
+
+def problem(text: str, error: Json) -> Json:
+    return {"description": text, "content": {"application/json": {"schema": error}}}
+
+
+def path_parameter(name: str) -> Json:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+def reference(kind: Any, schemas: dict[str, Json], mode: JsonSchemaMode) -> Json:
+    """The schema of `kind`; the definitions it needs go into `schemas`."""
+    schema = TypeAdapter(kind).json_schema(mode=mode, ref_template=REF)
+    schemas.update(schema.pop("$defs", {}))
+    if "title" not in schema or schema.get("type") != "object":
+        return schema
+    schemas[schema["title"]] = schema
+    return {"$ref": REF.format(model=schema["title"])}

@@ -1,0 +1,43 @@
+"""How a job ended, whether it was told by its last event or read from its record."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.queue.events import Event
+from stoker.queue.records import Job, JobState, unpack
+from stoker.runtime.gateway.errors import ApiError, job_failed
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`result` and `error` are the worker's maps; one of them is None."""
+
+    state: JobState
+    result: dict[str, Any] | None
+    error: dict[str, Any] | None
+    usage: dict[str, Any] = field(default_factory=dict)
+
+    def value(self) -> dict[str, Any]:
+        """The result; raises what the waiting client is answered when there is none."""
+        if self.state is not JobState.SUCCEEDED or self.result is None:
+            raise self.failure()
+        return self.result
+
+    def failure(self) -> ApiError:
+        return job_failed(self.state, self.error)
+
+
+def outcome_of_job(job: Job) -> Outcome:
+    error = unpacked(job.error) or ({"message": job.reason} if job.reason else None)
+    return Outcome(job.state, unpacked(job.result), error, unpacked(job.usage) or {})
+
+
+def outcome_of_event(event: Event) -> Outcome:
+    """The event must carry its data (the ends of big results don't)."""
+    body = unpack(event.data)
+    state = event.state or JobState.FAILED
+    return Outcome(state, unpacked(body.get("result")), unpacked(body.get("error")), unpacked(body.get("usage")) or {})
+
+
+def unpacked(data: bytes | None) -> Any:
+    return unpack(data) if data else None

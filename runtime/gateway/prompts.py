@@ -1,0 +1,172 @@
+"""From messages or text to token ids, with the tokenizer and chat template that were published with the weights."""
+
+import asyncio
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.coldstart.failures import ManifestInvalid, ObjectAltered
+from stoker.coldstart.manifest import Manifest, read_manifest
+from stoker.coldstart.store import ObjectStore, open_store
+from stoker.runtime.gateway.chat_template import (
+    ChatTemplate,
+    Message,
+    TemplateRefused,
+    named_tokens,
+    template_source,
+)
+from stoker.runtime.spec import FunctionSpec
+from tokenizers import Tokenizer
+
+KEPT_MODELS = 32
+DOCUMENTS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What admission needs to know about a model; `defaults` are generation_config.json's sampling parameters."""
+
+    revision: str
+    context: int
+    vocabulary: int
+    stop_ids: tuple[int, ...]
+    defaults: Mapping[str, float]
+
+
+class PromptEncoder:
+    """Immutable and thread-safe. Token ids equal those of transformers for the same files."""
+
+    def __init__(self, documents: Mapping[str, bytes], revision: str) -> None:
+        """Raises ManifestInvalid when a document that every model has is missing or can't be read."""
+        config = document(documents, "config.json")
+        generation = document(documents, "generation_config.json", required=False)
+        settings = document(documents, "tokenizer_config.json", required=False)
+        special = document(documents, "special_tokens_map.json", required=False)
+        self._tokenizer = read_tokenizer(documents)
+        tokens = named_tokens(settings, special)
+        self.facts = model_facts(revision, config, generation, self._tokenizer.token_to_id(tokens.get("eos_token", "")))
+        source = template_source(settings, documents.get("chat_template.jinja"))
+        self._template = ChatTemplate(source, tokens) if source else None
+
+    def chat(self, messages: Sequence[Message]) -> list[int]:
+        """Raises TemplateRefused when the model has no template or the template rejects the conversation."""
+        if self._template is None:
+            raise TemplateRefused("this model has no chat template; use /v1/completions")
+        return self._tokenizer.encode(self._template.render(messages), add_special_tokens=False).ids
+
+    def text(self, prompt: str) -> list[int]:
+        """Whether a BOS token comes first is tokenizer.json's decision, as in transformers."""
+        return self._tokenizer.encode(prompt, add_special_tokens=True).ids
+
+
+def read_tokenizer(documents: Mapping[str, bytes]) -> Tokenizer:
+    if "tokenizer.json" not in documents:
+        raise ManifestInvalid("tokenizer.json", None, "the published model has no such document")
+    try:
+        tokenizer = Tokenizer.from_buffer(documents["tokenizer.json"])
+    except Exception as error:  # the library raises bare Exceptions
+        raise ManifestInvalid("tokenizer.json", None, f"not a tokenizer ({error})") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def document(documents: Mapping[str, bytes], name: str, *, required: bool = True) -> dict[str, Any]:
+    if name not in documents and not required:
+        return {}
+    try:
+        value = json.loads(documents[name])
+        return value if isinstance(value, dict) else {}
+    except KeyError:
+        raise ManifestInvalid(name, None, "the published model has no such document") from None
+    except ValueError as error:
+        raise ManifestInvalid(name, None, f"not JSON ({error})") from error
+
+
+def model_facts(
+    revision: str, config: Mapping[str, Any], generation: Mapping[str, Any], eos_id: int | None
+) -> ModelFacts:
+    for name in ("max_position_embeddings", "vocab_size"):
+        if not isinstance(config.get(name), int):
+            raise ManifestInvalid("config.json", None, f"{name} is missing or not a number")
+    stop_ids = {*id_list(config.get("eos_token_id")), *id_list(generation.get("eos_token_id")), *id_list(eos_id)}
+    sampling = ("temperature", "top_p", "top_k", "min_p")
+    return ModelFacts(
+        revision=revision,
+        context=config["max_position_embeddings"],
+        vocabulary=config["vocab_size"],
+        stop_ids=tuple(sorted(stop_ids)),
+        defaults={name: generation[name] for name in sampling if generation.get(name) is not None},
+    )
+
+
+def id_list(value: int | Sequence[int] | None) -> Sequence[int]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else value
+
+
+def read_documents(store: ObjectStore, manifest: Manifest) -> dict[str, bytes]:
+    """Raises a ColdStartError that names the object for a missing or altered document."""
+    wanted = [entry for name, entry in manifest.documents.items() if name in DOCUMENTS]
+    return {entry.name: read_checked(store, entry.name, entry.digest) for entry in wanted}
+
+
+def read_checked(store: ObjectStore, name: str, digest: str) -> bytes:
+    data = store.read(name)
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise ObjectAltered(f"{store.url}/{name}", None, "its SHA-256 is not the published one")
+    return data
+
+
+def load_encoder(weights: str) -> PromptEncoder:
+    """Blocking; raises ColdStartError or ValueError (a bad URL)."""
+    store = open_store(weights)
+    manifest = read_manifest(store)
+    return PromptEncoder(read_documents(store, manifest), manifest.revision)
+
+
+class PromptEncoders:
+    """Encoders of the models asked for most recently, one load at a time per deployed version, all work in threads."""
+
+    def __init__(self, threads: int = 4) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="prompts")
+        self._loads: OrderedDict[tuple[str, str], asyncio.Future[PromptEncoder]] = OrderedDict()
+
+    async def get(self, spec: FunctionSpec) -> PromptEncoder:
+        key = (spec.weights, spec.version)
+        if key not in self._loads or failed(self._loads[key]):
+            self._loads[key] = self.load(spec.weights)
+        self._loads.move_to_end(key)
+        while len(self._loads) > KEPT_MODELS:
+            self._loads.popitem(last=False)
+        return await asyncio.shield(self._loads[key])
+
+    def load(self, weights: str) -> asyncio.Future[PromptEncoder]:
+        load = asyncio.get_running_loop().run_in_executor(self._pool, load_encoder, weights)
+        load.add_done_callback(failed)
+        return load
+
+    async def chat(self, encoder: PromptEncoder, messages: Sequence[Message]) -> list[int]:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, encoder.chat, messages)
+
+    async def text(self, encoder: PromptEncoder, prompt: str) -> list[int]:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, encoder.text, prompt)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def failed(load: asyncio.Future[PromptEncoder]) -> bool:
+    return load.done() and (load.cancelled() or load.exception() is not None)

@@ -1,0 +1,193 @@
+"""The route table: what the application serves, and what /openapi.json is made from."""
+
+from functools import cache
+from itertools import groupby
+from typing import Any
+
+from starlette.responses import Response
+from starlette.routing import Route
+from stoker.runtime.gateway import deploy_routes, function_routes, job_routes, openai_routes, system_routes
+from stoker.runtime.gateway.deploy_routes import (
+    BundleObject,
+    DeletedFunction,
+    DeployRequest,
+    FunctionList,
+    FunctionObject,
+)
+from stoker.runtime.gateway.endpoint import EVENT_STREAM, Endpoint, Incoming, Json, Resource
+from stoker.runtime.gateway.job_object import JobObject, SubmittedJob
+from stoker.runtime.gateway.openapi import describe
+from stoker.runtime.gateway.schema import (
+    ChatCompletion,
+    ChatRequest,
+    Completion,
+    CompletionRequest,
+    ModelList,
+    ModelObject,
+)
+
+NO_FUNCTION = {404: "There is no such function."}
+NO_JOB = {404: "There is no such job.", 410: "The job's result is no longer kept."}
+CALLS = {
+    404: "There is no such function.",
+    409: "The idempotency key was used with a different body.",
+    429: "Too many jobs wait; see Retry-After.",
+    500: "The function failed.",
+    504: "A time limit passed.",
+}
+ACCEPTED = {202: "Handed over: the job goes on under the URL in Location."}
+
+
+@cache
+def description() -> dict[str, Any]:
+    return describe(ENDPOINTS)
+
+
+async def openapi(incoming: Incoming) -> Response:
+    return Json(description())
+
+
+def routes() -> list[Route]:
+    """One route per path; `Resource` tells the methods apart."""
+    by_path = groupby(sorted(ENDPOINTS, key=lambda endpoint: endpoint.path), key=lambda endpoint: endpoint.path)
+    return [Route(path, Resource(list(endpoints))) for path, endpoints in by_path]
+
+
+ENDPOINTS = [
+    Endpoint(
+        "POST",
+        "/v1/chat/completions",
+        openai_routes.chat_completions,
+        "Answer a conversation; a stream of chunks with `stream: true`.",
+        "OpenAI",
+        request=ChatRequest,
+        answer=ChatCompletion,
+        answers=CALLS,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/completions",
+        openai_routes.completions,
+        "Continue a text; without `max_tokens` up to the end of the context.",
+        "OpenAI",
+        request=CompletionRequest,
+        answer=Completion,
+        answers=CALLS,
+    ),
+    Endpoint("GET", "/v1/models", openai_routes.list_models, "Deployed language models.", "OpenAI", answer=ModelList),
+    Endpoint(
+        "GET",
+        "/v1/models/{model}",
+        openai_routes.get_model,
+        "One language model.",
+        "OpenAI",
+        answer=ModelObject,
+        answers=NO_FUNCTION,
+    ),
+    Endpoint(
+        "GET", "/v1/functions", deploy_routes.list_functions, "Deployed functions.", "Functions", answer=FunctionList
+    ),
+    Endpoint(
+        "GET",
+        "/v1/functions/{name}",
+        deploy_routes.get_function,
+        "One function, its replicas and its queue.",
+        "Functions",
+        answer=FunctionObject,
+        answers=NO_FUNCTION,
+    ),
+    Endpoint(
+        "PUT",
+        "/v1/functions/{name}",
+        deploy_routes.put_function,
+        "Deploy a function, or a new version of it.",
+        "Functions",
+        request=DeployRequest,
+        answer=FunctionObject,
+        answers={201: "Deployed for the first time."},
+    ),
+    Endpoint(
+        "DELETE",
+        "/v1/functions/{name}",
+        deploy_routes.delete_function,
+        "Remove a function and cancel its jobs.",
+        "Functions",
+        answer=DeletedFunction,
+        answers=NO_FUNCTION,
+    ),
+    Endpoint(
+        "PUT",
+        "/v1/bundles/{sha256}",
+        deploy_routes.put_bundle,
+        "Store a zip of code under its SHA-256.",
+        "Functions",
+        answer=BundleObject,
+        status=201,
+        streams_body=True,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/functions/{name}",
+        function_routes.invoke,
+        "Call a function and wait; `Prefer: wait=N` or `respond-async` hands over to a job, "
+        "`Accept: text/event-stream` streams what a generator yields.",
+        "Functions",
+        request=Any,
+        answer=Any,
+        answers={**CALLS, **ACCEPTED},
+    ),
+    Endpoint(
+        "POST",
+        "/v1/functions/{name}/jobs",
+        function_routes.post_job,
+        "Queue a job and return at once.",
+        "Jobs",
+        request=Any,
+        answer=SubmittedJob,
+        status=202,
+        answers=CALLS,
+    ),
+    Endpoint(
+        "PUT",
+        "/v1/functions/{name}/jobs/{id}",
+        function_routes.put_job,
+        "Queue a job once, however often this is sent: the id is the client's own and serves as idempotency key.",
+        "Jobs",
+        request=Any,
+        answer=SubmittedJob,
+        status=202,
+        answers=CALLS,
+    ),
+    Endpoint(
+        "GET",
+        "/v1/jobs/{id}",
+        job_routes.get_job,
+        "A job's state, why it waits, its timeline and its result.",
+        "Jobs",
+        answer=JobObject,
+        answers=NO_JOB,
+    ),
+    Endpoint(
+        "DELETE",
+        "/v1/jobs/{id}",
+        job_routes.cancel_job,
+        "Cancel a job, waiting or running.",
+        "Jobs",
+        answer=JobObject,
+        answers=NO_JOB,
+    ),
+    Endpoint(
+        "GET",
+        "/v1/jobs/{id}/events",
+        job_routes.job_events,
+        "Follow a job; `Last-Event-ID` resumes.",
+        "Jobs",
+        answers={**NO_JOB, 204: "The last event was seen already."},
+        media=EVENT_STREAM,
+    ),
+    Endpoint("GET", "/healthz", system_routes.healthz, "The process is alive.", "System", answer=dict[str, str]),
+    Endpoint("GET", "/readyz", system_routes.readyz, "The queue can be reached.", "System", answer=dict[str, str]),
+    Endpoint("GET", "/metrics", system_routes.metrics, "Prometheus metrics.", "System", media="text/plain"),
+    Endpoint("GET", "/openapi.json", openapi, "This description.", "System"),
+    Endpoint("GET", "/", system_routes.page, "A page for people.", "System", media="text/html"),
+]

@@ -1,0 +1,27 @@
+"""Runs a gateway until it is told to stop."""
+
+import uvicorn
+from stoker.runtime.gateway.app import create_app
+from stoker.runtime.gateway.settings import GatewaySettings
+
+KEEP_ALIVE_S = 75
+SHUTDOWN_S = 30
+
+
+def server(settings: GatewaySettings, host: str, port: int) -> uvicorn.Server:
+    config = uvicorn.Config(
+        create_app(settings),
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=SHUTDOWN_S,
+    )
+    return uvicorn.Server(config)
+
+
+def serve(settings: GatewaySettings, host: str, port: int) -> None:
+    """Blocks. SIGTERM and SIGINT let answers under way finish for `SHUTDOWN_S` seconds."""
+    server(settings, host, port).run()

@@ -1,0 +1,27 @@
+"""What a gateway process needs to know. The command line fills it in; nothing here reads the environment."""
+
+import uuid
+from dataclasses import dataclass, field
+
+MIB = 1 << 20
+
+
+def new_gateway_id() -> str:
+    return f"gateway-{uuid.uuid4().hex[:12]}"
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """`gateway_id` names the event channel: two living gateways must never share one.
+
+    Sizes are bytes, times are seconds. `keepalive_s` is how long a stream may stay silent before a comment is sent, and
+    so also how long a failure can still be answered with an HTTP status instead of an event in the stream.
+    """
+
+    redis_url: str
+    store_url: str
+    gateway_id: str = field(default_factory=new_gateway_id)
+    max_body_bytes: int = 10 * MIB
+    max_bundle_bytes: int = 50 * MIB
+    body_timeout_s: float = 30.0
+    keepalive_s: float = 5.0

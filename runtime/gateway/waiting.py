@@ -1,0 +1,56 @@
+"""Why a job that isn't running yet waits: a pure reading of its record, its queue and the hosts' last reports."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from stoker.queue.records import Backlog, Job, JobState
+
+WAITING = {JobState.QUEUED, JobState.RETRYING}
+MESSAGE_LIMIT = 200
+
+Replica = Mapping[str, Any]
+
+
+def wait_reason(job: Job, backlog: Backlog | None, hosts: Sequence[Mapping[str, Any]], wanted_hosts: int = 0) -> str:
+    """ "" for a job that runs or has ended.
+
+    `hosts` are report bodies (see the host agent); `wanted_hosts` is how many the controller asked its provider for.
+    """
+    if job.state not in WAITING:
+        return ""
+    replicas = replicas_of(hosts, job.function)
+    states = {replica["state"] for replica in replicas}
+    if "ready" in states:
+        return position(job, backlog)
+    if "loading" in states:
+        return loading(replicas)
+    if "starting" in states:
+        return "starting worker"
+    if "failed" in states:
+        return f"worker failing: {failure(replicas)}"
+    if not hosts:
+        return "starting host" if wanted_hosts else "no host available"
+    return "restarting after a lost attempt" if job.state is JobState.RETRYING else "queued"
+
+
+def replicas_of(hosts: Iterable[Mapping[str, Any]], function: str) -> list[Replica]:
+    return [replica for host in hosts for replica in host["replicas"].values() if replica["function"] == function]
+
+
+def position(job: Job, backlog: Backlog | None) -> str:
+    if job.state is JobState.RETRYING:
+        return f"retrying (attempt {job.attempt + 1} of {job.max_attempts})"
+    if job.queued_ahead is None or backlog is None:
+        return "queued"
+    return f"queued behind {job.queued_ahead} of {backlog.queued}" if job.queued_ahead else "queued"
+
+
+def loading(replicas: Iterable[Replica]) -> str:
+    """The replica that is furthest: it will answer first."""
+    shares = [r["loaded_bytes"] / r["total_bytes"] for r in replicas if r["state"] == "loading" and r["total_bytes"]]
+    return f"loading weights {int(100 * max(shares))} %" if shares else "loading weights"
+
+
+def failure(replicas: Iterable[Replica]) -> str:
+    errors = [replica["error"] for replica in replicas if replica["state"] == "failed" and replica.get("error")]
+    return str(errors[-1].get("message") or errors[-1].get("type"))[:MESSAGE_LIMIT] if errors else "no reason reported"
