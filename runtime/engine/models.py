@@ -84,7 +84,7 @@ class Models:
         except Exception as error:
             self._load_error(model, error)
         finally:
-            self._send({"t": "slot_free", "slot": slot})
+            self._send({"t": "slot_free", "model": model, "slot": slot})
 
     def _finish(self, model: str) -> None:
         load = self._loads.pop(model, None)

@@ -28,15 +28,15 @@ class Runner:
     def __init__(self, config: ModelConfig, options: EngineOptions, weights: ModelWeights, size: KVSize) -> None:
         self._config = config
         self._options = options
-        self._weights = weights
-        self._kv = allocate_kv(config, options, size)
-        self._cos_sin = cos_sin(config.rope, config.head_dim, options.max_model_len, options.device)
+        self.weights = weights
+        self.kv = allocate_kv(config, options, size)
+        self.cos_sin = cos_sin(config.rope, config.head_dim, options.max_model_len, options.device)
 
     @torch.inference_mode()
     def run(self, work: Seq[Work]) -> list[Outcome]:
         """Computes one step. May be called again with the same work: it writes the same values to the same places."""
         batch = prepare(work, self._options.device)
-        hidden = model.forward(self._config, self._weights, self._cos_sin, self._kv, batch)
+        hidden = model.forward(self._config, self.weights, self.cos_sin, self.kv, batch)
         tokens = self._sample(batch, hidden)
         finite = hidden.isfinite().all(-1)
         return collect(work, torch.cat((finite.long(), tokens)).tolist())
@@ -55,7 +55,7 @@ class Runner:
     def _sample(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
         if not batch.sampled.numel():
             return batch.sampled
-        scores = model.logits(self._weights, hidden[batch.sampled])
+        scores = model.logits(self.weights, hidden[batch.sampled])
         return ops.sample(scores, batch.temperature, batch.top_k, batch.top_p, batch.min_p, batch.seed, batch.position)
 
 

@@ -1,0 +1,79 @@
+"""Against transformers, on random weights: every shape variant of the family."""
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from stoker.runtime.engine import model
+from stoker.runtime.engine.batch import prepare
+from stoker.runtime.engine.request import GenerationRequest, SamplingParams
+
+if TYPE_CHECKING:
+    from conftest import TinyModel
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "grouped, untied": {},
+    "grouped, tied": {"tie_word_embeddings": True},
+    "multi-head": {"num_key_value_heads": 4},
+    "multi-query": {"num_key_value_heads": 1},
+    "wide heads": {"head_dim": 16},
+    "three heads each": {"hidden_size": 48, "num_attention_heads": 6},
+    "one layer": {"num_hidden_layers": 1},
+    "llama3 rope": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        }
+    },
+    "linear rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}},
+}
+
+
+def reference(tiny: "TinyModel") -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    theirs = LlamaForCausalLM(LlamaConfig(**tiny.hf_config)).eval()
+    state = dict(tiny.state)
+    if tiny.config.tied:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    theirs.load_state_dict(state)
+    theirs.generation_config.pad_token_id = 0
+    return theirs
+
+
+def prompts(count: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(6, 97, (1 + 4 * i,), generator=generator).tolist() for i in range(count)]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_and_greedy_tokens_equal_those_of_transformers(tiny: "TinyModel", variant: str) -> None:
+    small = type(tiny).random(seed=2, **VARIANTS[variant])
+    theirs, engine = reference(small), small.engine()
+    requests = [
+        GenerationRequest(str(i), prompt, SamplingParams(12, temperature=0.0)) for i, prompt in enumerate(prompts(10))
+    ]
+    expected = {}
+    with torch.inference_mode():
+        for request in requests:
+            ids = torch.tensor([request.prompt])
+            output = theirs.generate(ids, do_sample=False, max_new_tokens=12, attention_mask=torch.ones_like(ids))
+            tokens = output[0, ids.shape[1] :].tolist()
+            expected[request.id] = tokens[: tokens.index(5)] if 5 in tokens else tokens
+    assert engine.generate(requests) == expected
+    check_logits(small, theirs, prompts(10)[-1])
+
+
+@torch.inference_mode()
+def check_logits(small: "TinyModel", theirs: Any, prompt: list[int]) -> None:
+    engine = small.engine()
+    engine.submit(GenerationRequest("r", prompt, SamplingParams(1)))
+    batch = prepare(engine.scheduler.schedule(), "cpu")
+    runner = engine.runner
+    hidden = model.forward(small.config, runner.weights, runner.cos_sin, runner.kv, batch)
+    logits = theirs(torch.tensor([prompt])).logits[0, -1]
+    torch.testing.assert_close(model.logits(runner.weights, hidden)[0], logits, atol=2e-4, rtol=2e-4)
