@@ -4,6 +4,7 @@ import asyncio
 import random
 import secrets
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from redis.asyncio import Redis
 
@@ -23,6 +24,7 @@ from stoker.queue.records import (
     StoredChunk,
     function_of,
 )
+from stoker.queue.replies import View
 from stoker.queue.scripts import Argument, Scripts
 
 CLAIM_LIMIT = 512
@@ -140,8 +142,13 @@ class Broker:
 
     async def chunks(self, job_id: str, after: str = "0") -> list[StoredChunk]:
         """The kept chunks behind the stream id `after`."""
-        entries = await self._redis.xrange(keys.chunks(function_of(job_id), job_id), min=f"({after}")
+        entries: Any = await self._redis.xrange(keys.chunks(function_of(job_id), job_id), min=f"({after}")
         return replies.stored_chunks(entries)
+
+    async def peek(self, function: str, positions: Sequence[tuple[str, str]], most: int) -> list[View | None]:
+        """For each watched (job id, last stream id seen) the state and up to `most` entries behind that id."""
+        pairs = [part for position in positions for part in position]
+        return replies.views(await self._scripts.run("peek", function, [most, *pairs]))
 
     async def listen(self, job_id: str, gateway: str) -> bool:
         """Sends the job's events to `gateway` too. False when it has ended or is unknown: read it instead."""

@@ -69,7 +69,7 @@ class Cluster:
         return removed
 
     async def function(self, name: str) -> dict[str, Any] | None:
-        data = await self._redis.hget(FUNCTIONS, name)  # type: ignore[misc]
+        data: bytes | None = await self._redis.hget(FUNCTIONS, name)  # type: ignore[misc]
         return unpack(data) if data else None
 
     async def functions(self) -> dict[str, dict[str, Any]]:
@@ -85,13 +85,13 @@ class Cluster:
 
     async def hosts(self) -> dict[str, Host]:
         keys = sorted([key async for key in self._redis.scan_iter(match=HOST_PREFIX + "*", count=500)])
-        bodies = await self._redis.mget(keys) if keys else []
+        bodies: list[Any] = await self._redis.mget(keys) if keys else []
         names = [key.decode()[len(HOST_PREFIX) :] for key in keys]
         return {name: Host(name, unpack(body)) for name, body in zip(names, bodies, strict=True) if body}
 
     async def wanted(self) -> dict[str, Any]:
         """Host id -> replica id -> replica record, as the controller last wrote it."""
-        data = await self._redis.get(WANTED)
+        data: Any = await self._redis.get(WANTED)
         return unpack(data) if data else {}
 
     async def write_wanted(self, leader: str, wanted: dict[str, Any]) -> bool:
@@ -109,7 +109,7 @@ class Cluster:
         await self._redis.set(HOSTS_WANTED, pack(hosts))
 
     async def hosts_wanted(self) -> list[str] | None:
-        data = await self._redis.get(HOSTS_WANTED)
+        data: Any = await self._redis.get(HOSTS_WANTED)
         return unpack(data) if data else None
 
     async def ring(self) -> None:

@@ -41,8 +41,11 @@ local function finish(job, state, reason, outcome, usage)
   keep_for(job, state)
   call('XADD', Q .. 'use', 'MAXLEN', '~', USAGE_RECORDS, '*', 'job', id, 'tenant', job.tenant, 'state', state,
     'attempt', job.attempt, 'held_ms', held, 'usage', usage or '')
-  local inline = outcome and #outcome <= INLINE_LIMIT and outcome or false
-  post(job.gates, { 'end', id, job.last or '', job.fence or '0', job.attempt, state, reason, inline })
+  if job.gates ~= '' then
+    outcome = outcome or call('GET', Q .. 'o:' .. id) or ''
+    local inline = #outcome <= INLINE_LIMIT and outcome
+    post(job.gates, { 'end', id, job.last or '0', job.attempt, state, reason, inline })
+  end
 end
 
 -- Ends a job that no worker settled, wherever it is, and tells the worker that has it.

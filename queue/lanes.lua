@@ -58,6 +58,10 @@ local function count_waiting(tenant, change)
   end
 end
 
+local function ring()
+  call('PUBLISH', 'stoker:bell:' .. string.match(META, '{(.*)}:m$'), '')
+end
+
 -- Puts a job at its place in its lane; workers are told when it is the only queued one.
 local function push(job)
   local lane = lane_key(job.priority, job.tenant, job.batch)
@@ -69,7 +73,7 @@ local function push(job)
   end
   local queued = call('ZCARD', Q .. 'q')
   if queued == 1 then
-    call('PUBLISH', 'stoker:bell:' .. string.match(META, '{(.*)}:m$'), '')
+    ring()
   end
   return queued
 end

@@ -1,6 +1,6 @@
 -- uses: no-writes | common
 -- ARGV: most entries per job, then id, stream id for each watched job.
--- Answers for each: nothing, or {state, attempt, fence of the last ended attempt, last stream id, reason, outcome, entries}.
+-- Answers for each: nothing, or {state, attempt, fence of the last ended attempt, reason, outcome, entries}.
 local INLINE_LIMIT = 65536
 local LIVE = { queued = true, retrying = true, running = true }
 
@@ -9,16 +9,16 @@ local function outcome_of(id, state)
   if LIVE[state] or call('STRLEN', key) > INLINE_LIMIT then
     return false
   end
-  return call('GET', key)
+  return call('GET', key) or ''
 end
 
 local function peek(id, after)
-  local row = call('HMGET', record(id), 'state', 'attempt', 'past', 'last', 'reason', 'stream')
+  local row = call('HMGET', record(id), 'state', 'attempt', 'past', 'reason', 'stream')
   if not row[1] then
     return false
   end
-  local entries = row[6] and call('XRANGE', Q .. 's:' .. id, '(' .. after, '+', 'COUNT', ARGV[1]) or {}
-  return { row[1], row[2] or '0', row[3] or '0', row[4] or '0', row[5] or '', outcome_of(id, row[1]), entries }
+  local entries = row[5] and call('XRANGE', Q .. 's:' .. id, '(' .. after, '+', 'COUNT', ARGV[1]) or {}
+  return { row[1], row[2] or '0', row[3] or '0', row[4] or '', outcome_of(id, row[1]), entries }
 end
 
 local rows = {}

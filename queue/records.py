@@ -2,16 +2,15 @@
 
 import secrets
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 
 CODEC_VERSION = 1
+VERSION_BYTE = bytes((CODEC_VERSION,))
 PRIORITIES = (0, 1, 2)
-INLINE_LIMIT = 64 * 1024
 
 CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 ULID_LENGTH = 26
@@ -37,12 +36,12 @@ class IdempotencyMismatch(Exception):
 
 def pack(value: Any) -> bytes:
     """One version byte, then msgpack."""
-    return bytes((CODEC_VERSION,)) + msgpack.packb(value)
+    return VERSION_BYTE + cast(bytes, msgpack.packb(value))
 
 
 def unpack(data: bytes) -> Any:
     """Raises RecordVersionError for empty data or an unknown version byte."""
-    if data[:1] != bytes((CODEC_VERSION,)):
+    if data[:1] != VERSION_BYTE:
         found = data[0] if data else "no"
         raise RecordVersionError(f"record has version byte {found}, this stoker reads {CODEC_VERSION}")
     return msgpack.unpackb(memoryview(data)[1:], strict_map_key=False)
@@ -252,6 +251,3 @@ class Backlog:
     drained_per_s: float
     arrived_per_s: float
     last_active_ms: int
-
-
-Held = Mapping[str, int]

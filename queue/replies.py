@@ -1,6 +1,7 @@
 """From the scripts' raw replies to records."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgpack
@@ -47,17 +48,56 @@ def claim(function: str, row: list[Any]) -> Claim:
 
 def stored_chunks(entries: Iterable[Any]) -> list[StoredChunk]:
     """Stream entries without the markers between attempts."""
-    chunks = ((entry, fields(values)) for entry, values in entries)
-    return [
-        StoredChunk(entry.decode(), int(values[b"f"]), int(values[b"a"]), values[b"d"])
-        for entry, values in chunks
-        if b"d" in values
-    ]
+    parsed = (entry(item, values) for item, values in entries)
+    return [StoredChunk(item.id, item.fence, item.attempt, item.data) for item in parsed if item.data is not None]
 
 
 def fields(values: Any) -> dict[bytes, bytes]:
     """redis-py parses XRANGE's fields to a dict; inside a script's reply they stay a flat list."""
     return values if isinstance(values, dict) else dict(zip(values[::2], values[1::2], strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of a job's stream: a chunk, or (`data` is None) the mark where an attempt ended."""
+
+    id: str
+    fence: int
+    attempt: int
+    data: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a watcher missed: `past` is the fence of the last ended attempt, no `outcome` when too large."""
+
+    state: JobState
+    attempt: int
+    past: int
+    reason: str
+    outcome: Outcome | None
+    entries: list[Entry]
+
+
+def views(reply: list[Any]) -> list[View | None]:
+    return [view(row) if row else None for row in reply]
+
+
+def view(row: list[Any]) -> View:
+    state, attempt, past, reason, packed, stream = row
+    return View(
+        JobState(state.decode()),
+        int(attempt),
+        int(past),
+        reason.decode(),
+        outcome(packed) if packed is not None else None,
+        [entry(item, values) for item, values in stream],
+    )
+
+
+def entry(item: bytes, values: Any) -> Entry:
+    parts = fields(values)
+    return Entry(item.decode(), int(parts[b"f"]), int(parts[b"a"]), parts.get(b"d"))
 
 
 def job(function: str, job_id: str, reply: list[Any]) -> Job:

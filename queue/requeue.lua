@@ -4,7 +4,7 @@ local function mark_boundary(job)
   if job.stream then
     entry = call('XADD', Q .. 's:' .. job.id, 'NOMKSTREAM', '*', 'f', job.fence, 'a', job.attempt) or ''
   end
-  post(job.gates, { 'retry', job.id, entry, job.last or '0', job.fence, job.attempt, '' })
+  post(job.gates, { 'retry', job.id, entry, job.last or '0', job.fence, job.attempt })
   return entry
 end
 

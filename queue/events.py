@@ -1,0 +1,226 @@
+"""Events for gateways and bells for workers, each over one pub/sub connection per process."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable
+from types import TracebackType
+
+import msgpack
+from redis.exceptions import RedisError
+
+from stoker.queue import keys
+from stoker.queue.broker import Broker
+from stoker.queue.feed import Event, Feed, Frame
+from stoker.queue.records import function_of
+from stoker.queue.retry import full_jitter
+from stoker.queue.subscriber import Source, Subscriber
+
+__all__ = ["Bells", "Event", "EventBus", "Subscription"]
+
+LEVEL_S = 2.0
+JOBS_PER_READ = 100
+ENTRIES_PER_READ = 256
+MOST_WAITING = 4096
+
+log = logging.getLogger(__name__)
+
+
+class Subscription:
+    """The events of one job, in order, without duplicates or gaps; iteration ends behind the "end" event.
+
+    A reader that is slow doesn't fill the memory: beyond MOST_WAITING events the rest waits in the job's stream.
+    """
+
+    def __init__(self, bus: "EventBus", job_id: str, after: str) -> None:
+        self.feed = Feed(job_id, after)
+        self._bus = bus
+        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._behind = False
+        self._finished = False
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._finished:
+            raise StopAsyncIteration
+        event = await self._events.get()
+        if event is None:
+            self._finished = True
+            raise StopAsyncIteration
+        if self._behind and self._events.empty():
+            self._behind = False
+            self._bus.read(self.feed.job_id)
+        self._finished = event.kind == "end"
+        return event
+
+    async def __aenter__(self) -> "Subscription":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends the iteration of whoever still waits."""
+        self._bus.forget(self)
+        self._events.put_nowait(None)
+
+    def has_room(self) -> bool:
+        self._behind = self._behind or self._events.qsize() >= MOST_WAITING
+        return not self._behind
+
+    def deliver(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._events.put_nowait(event)
+
+
+class EventBus:
+    """Routes the events of this gateway's jobs to their subscriptions.
+
+    Pub/sub gives the speed, the job's record and stream the truth: after a reconnect, at a gap, and every `level_s`
+    seconds the bus reads what its watched jobs have behind the last event delivered.
+    """
+
+    def __init__(self, source: Source, broker: Broker, gateway_id: str, *, level_s: float = LEVEL_S) -> None:
+        self._broker = broker
+        self._channel = keys.gateway_channel(gateway_id)
+        self._subscriber = Subscriber(source, self._on_message, lambda _: self.read(*self._watched))
+        self._watched: dict[str, list[Subscription]] = {}
+        self._unread: set[str] = set()
+        self._wanted = asyncio.Event()
+        self._level_s = level_s
+        self._reader: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Raises when the server is away."""
+        await self._subscriber.start(self._channel)
+        self._reader = asyncio.create_task(self._read_forever())
+
+    async def close(self) -> None:
+        await self._subscriber.close()
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+        for subscription in list(itertools.chain.from_iterable(self._watched.values())):
+            await subscription.close()
+
+    def watch(self, job_id: str, after: str = "0") -> Subscription:
+        """Before the job is enqueued; for one that exists, call `Broker.listen` afterwards."""
+        subscription = Subscription(self, job_id, after)
+        self._watched.setdefault(job_id, []).append(subscription)
+        return subscription
+
+    def forget(self, subscription: Subscription) -> None:
+        job_id = subscription.feed.job_id
+        others = [other for other in self._watched.get(job_id, []) if other is not subscription]
+        if others:
+            self._watched[job_id] = others
+        else:
+            self._watched.pop(job_id, None)
+
+    def read(self, *job_ids: str) -> None:
+        """Soon, together with others, from the server."""
+        self._unread.update(job_ids)
+        self._wanted.set()
+
+    def _on_message(self, channel: str, data: bytes) -> None:
+        frames: list[Frame] = msgpack.unpackb(data, raw=True)
+        for frame in frames:
+            for subscription in self._watched.get(frame[1].decode(), []):
+                self._on_frame(subscription, frame)
+
+    def _on_frame(self, subscription: Subscription, frame: Frame) -> None:
+        events = subscription.feed.live(frame) if subscription.has_room() else []
+        if events is None:
+            self.read(subscription.feed.job_id)
+        else:
+            self._deliver(subscription, events)
+
+    def _deliver(self, subscription: Subscription, events: list[Event]) -> None:
+        subscription.deliver(events)
+        if subscription.feed.over:
+            self.forget(subscription)
+
+    async def _read_forever(self) -> None:
+        failures = 0
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wanted.wait(), self._level_s)
+            self._wanted.clear()
+            wanted, self._unread = self._unread or set(self._watched), set()
+            try:
+                await self._read_jobs(wanted)
+                failures = 0
+            except (RedisError, OSError) as error:
+                log.debug("events are not readable now: %s", error)
+                self._unread |= wanted
+                await asyncio.sleep(full_jitter(failures))
+                failures += 1
+
+    async def _read_jobs(self, job_ids: Iterable[str]) -> None:
+        by_function: dict[str, list[Subscription]] = defaultdict(list)
+        for job_id in job_ids:
+            by_function[function_of(job_id)] += self._watched.get(job_id, [])
+        for function, subscriptions in by_function.items():
+            for i in range(0, len(subscriptions), JOBS_PER_READ):
+                await self._read_some(function, subscriptions[i : i + JOBS_PER_READ])
+
+    async def _read_some(self, function: str, subscriptions: list[Subscription]) -> None:
+        positions = [(item.feed.job_id, item.feed.position) for item in subscriptions]
+        views = await self._broker.peek(function, positions, ENTRIES_PER_READ)
+        for subscription, view in zip(subscriptions, views, strict=True):
+            if not subscription.has_room():
+                continue
+            self._deliver(subscription, subscription.feed.missed(view, ENTRIES_PER_READ))
+            if view is not None and len(view.entries) == ENTRIES_PER_READ:
+                self.read(subscription.feed.job_id)
+
+
+class Bells:
+    """Tells a worker that a function has work, and which of its running jobs were cancelled or ran out of time.
+
+    A ring that is lost while the server is away is made up for after the reconnect; a lost cancellation is in the
+    answer of the next `Broker.beat`.
+    """
+
+    def __init__(self, source: Source, worker: str, on_cancel: Callable[[str], None]) -> None:
+        self._control = keys.worker_channel(worker)
+        self._on_cancel = on_cancel
+        self._subscriber = Subscriber(source, self._on_message, self._on_ready)
+        self._rung: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+
+    async def start(self) -> None:
+        """Raises when the server is away."""
+        await self._subscriber.start(self._control)
+
+    async def close(self) -> None:
+        await self._subscriber.close()
+
+    async def wait(self, function: str, timeout_s: float) -> bool:
+        """True: there may be work that was announced since the last wait (always so for the first one)."""
+        channel = keys.bell_channel(function)
+        if channel not in self._rung:
+            self._rung[channel].set()
+            await self._subscriber.subscribe(channel)
+        rung = self._rung[channel]
+        try:
+            await asyncio.wait_for(rung.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        rung.clear()
+        return True
+
+    def _on_message(self, channel: str, data: bytes) -> None:
+        if channel == self._control:
+            self._on_cancel(data.decode())
+        else:
+            self._rung[channel].set()
+
+    def _on_ready(self, channel: str) -> None:
+        if channel != self._control:
+            self._rung[channel].set()
