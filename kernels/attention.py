@@ -10,7 +10,6 @@ Anatomy of a Triton Attention Kernel" (2025, arXiv 2511.11581); the split over t
 import torch
 import triton
 import triton.language as tl
-
 from stoker.kernels.attention_plan import Plan, plan, processors
 
 LOG2_E = 1.4426950408889634
@@ -165,7 +164,7 @@ def _tile(
 ):  # fmt: skip
     """Online-softmax step over BLOCK_N cached tokens. Nothing past the context is read: it may hold anything."""
     key = start + tl.arange(0, BLOCK_N)
-    precision: tl.constexpr = "ieee" if EXACT else "tf32"
+    precision: tl.constexpr = "tf32x3" if EXACT else "tf32"
     entry = keys + (key % CACHE_BLOCK)[:, None] * entry_stride + tl.arange(0, DIM)[None, :]
     if MASKED:
         cached = key < context

@@ -12,8 +12,9 @@ MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 MASK = 0xFFFFFFFF
 
-# One Philox call gives four words. Token t takes word (t // STRIDE) % 4 of counter (t // (4 * STRIDE)) * STRIDE + t % STRIDE:
-# a kernel that owns 4 * STRIDE neighbouring tokens needs STRIDE calls, and every load stays contiguous.
+# One Philox call gives four words. Token t takes word (t // STRIDE) % 4 of the call whose counter is
+# (t // (4 * STRIDE)) * STRIDE + t % STRIDE: a kernel that owns 4 * STRIDE neighbouring tokens needs STRIDE calls, and
+# its loads stay contiguous.
 STRIDE = 1024
 
 Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]

@@ -44,9 +44,7 @@ def _rope_store(
     token = (tl.program_id(0) * TOKENS + row // GROUP_BLOCK).to(tl.int64)
     inside = (token < tokens) & (row % GROUP_BLOCK < GROUP)
     head = kv_head * GROUP + row % GROUP_BLOCK
-    low, high = _rotated(
-        q_ptr + token * q_stride + head * DIM, cos_sin_ptr, positions_ptr + token, lane, inside, DIM
-    )
+    low, high = _rotated(q_ptr + token * q_stride + head * DIM, cos_sin_ptr, positions_ptr + token, lane, inside, DIM)
     target = out_ptr + (token * GROUP * tl.num_programs(1) + head)[:, None] * DIM + lane
     tl.store(target, low.to(out_ptr.dtype.element_ty), mask=inside[:, None])
     tl.store(target + HALF, high.to(out_ptr.dtype.element_ty), mask=inside[:, None])
@@ -54,9 +52,7 @@ def _rope_store(
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     slot = tl.load(slots_ptr + token, mask=token < tokens, other=-1).to(tl.int64)
     kept = slot >= 0
-    low, high = _rotated(
-        k_ptr + token * k_stride + kv_head * DIM, cos_sin_ptr, positions_ptr + token, lane, kept, DIM
-    )
+    low, high = _rotated(k_ptr + token * k_stride + kv_head * DIM, cos_sin_ptr, positions_ptr + token, lane, kept, DIM)
     entry = kv_ptr + (slot // CACHE_BLOCK) * block_stride + (slot % CACHE_BLOCK) * entry_stride + kv_head * DIM
     tl.store(entry[:, None] + lane, low.to(kv_ptr.dtype.element_ty), mask=kept[:, None])
     tl.store(entry[:, None] + lane + HALF, high.to(kv_ptr.dtype.element_ty), mask=kept[:, None])

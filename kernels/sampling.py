@@ -8,7 +8,6 @@ Noise and semantics are those of `philox` and `reference.sample`.
 import torch
 import triton
 import triton.language as tl
-
 from stoker.kernels import philox, reference
 
 STRIDE = tl.constexpr(philox.STRIDE)
@@ -154,7 +153,8 @@ def _floor(logits_row, peak, temperature, top_k, top_p, VOCAB: tl.constexpr, PAS
     if top_p < 1:
         # Every key is at least 0, so candidate 0 holds the whole mass.
         mass, _, _ = _masses(logits_row, floor, floor, floor, floor, peak, temperature, False, VOCAB)
-        wanted = tl.maximum(top_p, 0.0) * mass
+        # The likeliest token weighs 1 and stays, however small top_p is.
+        wanted = tl.maximum(top_p * mass, 1.0e-30)
         nucleus = _highest(logits_row, floor, peak, temperature, wanted, False, VOCAB, PASSES)
         floor = tl.maximum(floor, nucleus)
     return floor
@@ -177,9 +177,7 @@ def _highest(
 
 
 @triton.jit
-def _masses(
-    logits_row, floor, one, two, three, peak, temperature, COUNT: tl.constexpr, VOCAB: tl.constexpr
-):
+def _masses(logits_row, floor, one, two, three, peak, temperature, COUNT: tl.constexpr, VOCAB: tl.constexpr):
     """Mass (or number) of the logits at or above each of three sort keys, among those at or above `floor`."""
     BLOCK: tl.constexpr = 4 * STRIDE
     sum1 = tl.zeros([BLOCK], tl.float32)

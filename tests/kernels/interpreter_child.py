@@ -1,0 +1,66 @@
+"""Runs the Triton kernels on CPU tensors, apart from the tests' own process, where Triton must stay uninterpreted.
+
+Reads pickled (operation, arguments) from standard input; answers (result, arguments after the call, traceback).
+"""
+
+import os
+import pickle
+import sys
+import traceback
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import numpy as np
+import torch
+import triton.language as tl
+from stoker.kernels import device
+from triton.runtime import interpreter
+
+
+def widen_dot(create_dot):
+    """The interpreter holds bfloat16 as 16-bit integers and would multiply those: give its product float32 instead."""
+
+    def dot(self, a, b, *rest):
+        if a.dtype.scalar == tl.bfloat16:
+            a, b = self.create_fp_ext(a, tl.float32), self.create_fp_ext(b, tl.float32)
+        return create_dot(self, a, b, *rest)
+
+    return dot
+
+
+def convert_exactly(convert):
+    """The interpreter truncates float32 to bfloat16; a GPU, and torch, round to the nearest."""
+
+    def converted(data, source, target, rounding):
+        if {source, target} != {tl.float32, tl.bfloat16}:
+            return convert(data, source, target, rounding)
+        if source == tl.bfloat16:
+            return (np.ascontiguousarray(data).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        return torch.from_numpy(np.array(data, np.float32)).bfloat16().view(torch.uint16).numpy()
+
+    return converted
+
+
+def main() -> None:
+    requests, answers = os.fdopen(0, "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    torch.set_num_threads(1)
+    # Fresh tensors are filled with NaN, so an output that is never written shows.
+    torch.use_deterministic_algorithms(True)
+    interpreter._convert_float = convert_exactly(interpreter._convert_float)
+    interpreter.InterpreterBuilder.create_dot = widen_dot(interpreter.InterpreterBuilder.create_dot)
+    while True:
+        try:
+            operation, args = pickle.load(requests)
+        except EOFError:
+            return
+        try:
+            answer = (getattr(device, operation)(*args), args, None)
+        except Exception:
+            answer = (None, None, traceback.format_exc())
+        pickle.dump(answer, answers)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stoker.kernels.attention_plan import MAX_SEGMENTS, MIN_SEGMENT_TOKENS, plan
+
+HEADS = st.sampled_from([(32, 8, 128), (9, 3, 64), (8, 2, 64), (4, 4, 64), (28, 4, 128), (71, 1, 64), (16, 16, 256)])
+
+
+@given(st.integers(1, 20_000), st.integers(1, 600), st.integers(16, 200_000), HEADS, st.sampled_from([2, 4]))
+def test_every_shape_has_a_valid_plan(tokens, sequences, context, heads, item_bytes):
+    q_heads, kv_heads, dim = heads
+    made = plan(tokens, sequences, context, q_heads, kv_heads, dim, item_bytes, 132)
+    assert made.block_m // (q_heads // kv_heads) >= 1
+    for size in (made.block_m, made.block_n, made.segments):
+        assert size & (size - 1) == 0
+    assert made.block_m >= 16 and made.block_n >= 16
+    assert made.segments == 1 or context // made.segments >= MIN_SEGMENT_TOKENS
+
+
+def segments(sequences: int, context: int) -> int:
+    return plan(sequences, sequences, context, 32, 8, 128, 2, 132).segments
+
+
+def test_few_sequences_with_long_contexts_are_split():
+    assert segments(1, 8192) == MAX_SEGMENTS
+    assert segments(8, 8192) == 8
+    assert segments(256, 8192) == 1
+    assert segments(1, 128) == 1
+
+
+def test_steps_with_prefill_are_never_split():
+    assert plan(9, 8, 8192, 32, 8, 128, 2, 132).segments == 1
+
+
+@pytest.mark.parametrize("heads", [(9, 2, 64), (8, 2, 96), (8, 2, 8)])
+def test_unsupported_heads_are_refused(heads):
+    with pytest.raises(ValueError, match="multiple|power of two"):
+        plan(1, 1, 16, *heads, 2, 132)

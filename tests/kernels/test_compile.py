@@ -1,0 +1,101 @@
+"""The kernels of an 8B Llama compile for Hopper without a GPU, and stay out of local memory."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import triton
+from stoker.kernels import activation, attention, norm, rope, sampling
+from stoker.kernels.attention_plan import Plan, plan
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+HOPPER = GPUTarget("cuda", 90, 32)
+SHARED_LIMIT = 227 * 1024
+POINTERS = {
+    "cos_sin": "fp32", "positions": "i32", "slots": "i64", "table": "i32", "query_start": "i32", "context": "i32",
+    "peak": "fp32", "total": "fp32", "partial": "fp32", "temperature": "fp32", "top_k": "i32", "top_p": "fp32",
+    "min_p": "fp32", "seed": "i64", "position": "i64", "peaks": "fp32", "scores": "fp32", "winners": "i32",
+    "tokens": "i64",
+}  # fmt: skip
+
+
+def argument_type(name: str) -> str:
+    if name.endswith("_ptr"):
+        return "*" + POINTERS.get(name.removesuffix("_ptr"), "bf16")
+    return "fp32" if name in ("eps", "scale") else "i32"
+
+
+def compile_for_hopper(kernel, constants: dict[str, object], warps: int, stages: int = 3):
+    """What a call with 16-byte aligned tensors and strides compiles to."""
+    runtime = [name for name in kernel.arg_names if name not in constants]
+    signature = {name: argument_type(name) if name in runtime else "constexpr" for name in kernel.arg_names}
+    aligned = {
+        (kernel.arg_names.index(name),): [["tt.divisibility", 16]]
+        for name in runtime
+        if signature[name] != "fp32" and name not in ("tokens", "sequences", "table_stride")
+    }
+    folded = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(kernel, signature, folded, aligned)
+    return triton.compile(source, target=HOPPER, options={"num_warps": warps, "num_stages": stages})
+
+
+def local_bytes(compiled, folder: Path) -> int:
+    """Stack and local memory per thread: registers that did not fit."""
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(compiled.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    usage = subprocess.run([tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"STACK:(\d+).*LOCAL:(\d+)", usage)
+    assert found, usage
+    return int(found[1]) + int(found[2])
+
+
+def attend(chosen: Plan, group: int = 4, dim: int = 128):
+    constants = {
+        "GROUP": group, "DIM": dim, "CACHE_BLOCK": 16, "BLOCK_M": chosen.block_m, "BLOCK_Q": chosen.block_m // group,
+        "BLOCK_N": chosen.block_n, "SPLIT": chosen.segments > 1, "PEEL": chosen.peel, "EXACT": False,
+    }  # fmt: skip
+    return compile_for_hopper(attention._attend, constants, chosen.warps, chosen.stages)
+
+
+@pytest.fixture(autouse=True)
+def fresh_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(("tokens", "sequences"), [(1, 1), (256, 256), (600, 32), (8192, 4)])
+def test_attention(tokens, sequences, tmp_path):
+    chosen = plan(tokens, sequences, 8192, 32, 8, 128, torch.bfloat16.itemsize, 132)
+    compiled = attend(chosen)
+    assert local_bytes(compiled, tmp_path) == 0
+    assert compiled.metadata.shared <= SHARED_LIMIT
+    product = "wgmma.mma_async" if chosen.block_m >= 64 else "mma.sync"
+    assert product in compiled.asm["ptx"] and "cp.async" in compiled.asm["ptx"]
+
+
+ELEMENTWISE = {
+    "rms_norm": (norm._rms_norm, {"WIDTH": 4096, "BLOCK": 4096}, 8),
+    "add_rms_norm": (norm._add_rms_norm, {"WIDTH": 4096, "BLOCK": 4096}, 8),
+    "silu_mul": (activation._silu_mul, {"WIDTH": 14336, "BLOCK": 2048}, 4),
+    "rope_store": (
+        rope._rope_store,
+        {"GROUP": 4, "GROUP_BLOCK": 4, "DIM": 128, "CACHE_BLOCK": 16, "TOKENS": 4},
+        4,
+    ),
+    "merge": (attention._merge, {"SEGMENTS": 64, "DIM": 128}, 4),
+    "scan": (sampling._scan, {"VOCAB": 128256}, 4),
+    "settle": (sampling._settle, {"VOCAB": 128256, "CHUNKS": 32, "CHUNKS_BLOCK": 32, "PASSES": 8}, 16),
+}
+
+
+@pytest.mark.parametrize(("kernel", "constants", "warps"), ELEMENTWISE.values(), ids=ELEMENTWISE)
+def test_memory_bound_kernels_load_sixteen_bytes_at_a_time(kernel, constants, warps, tmp_path):
+    compiled = compile_for_hopper(kernel, constants, warps)
+    assert local_bytes(compiled, tmp_path) == 0
+    assert "ld.global.v4.b32" in compiled.asm["ptx"] or "ld.global.L1" in compiled.asm["ptx"]
