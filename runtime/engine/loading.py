@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from stoker.runtime.engine.prefix import BLOCK_TOKENS
 from stoker.runtime.engine.weights import plan
 
 GENERATION_CONFIG = "generation_config.json"
-HEAD = "lm_head.weight"
 
 
 class ModelLoad:
@@ -30,7 +28,7 @@ class ModelLoad:
         self._busy_ns = 0
         with self._timeline.phase("allocate weights") as facts:
             self._manifest = Manifest.unpack(manifest)
-            self._config = read_config(documents, self._manifest)
+            self._config = read_config(documents)
             self._options = EngineOptions.from_dict(options).resolve(self._config)
             self._weights = plan(self._config, self._options)
             self._uploader = Uploader(self._manifest, self._weights.targets)
@@ -76,13 +74,10 @@ class ModelLoad:
         }
 
 
-def read_config(documents: Mapping[str, bytes], manifest: Manifest) -> ModelConfig:
-    """A checkpoint that says its head is tied, but stores one, gets the stored one."""
+def read_config(documents: Mapping[str, bytes]) -> ModelConfig:
     if CONFIG not in documents:
         raise UnsupportedModel(CONFIG, None, "the model was published without it")
-    config = ModelConfig.from_hf(parse(documents, CONFIG), parse(documents, GENERATION_CONFIG))
-    stored = any(tensor.name == HEAD for tensor in manifest.tensors)
-    return replace(config, tied=config.tied and not stored)
+    return ModelConfig.from_hf(parse(documents, CONFIG), parse(documents, GENERATION_CONFIG))
 
 
 def parse(documents: Mapping[str, bytes], name: str) -> dict[str, Any]:

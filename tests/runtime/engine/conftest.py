@@ -60,7 +60,7 @@ def tiny() -> TinyModel:
     return TinyModel.random()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
     """A small model is slower on several threads, and the machine is shared."""
     before = torch.get_num_threads()

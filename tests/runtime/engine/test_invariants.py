@@ -44,7 +44,7 @@ def catalogue() -> list[GenerationRequest]:
 CATALOGUE = catalogue()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def lone(tiny: "TinyModel") -> dict[str, list[int]]:
     @cache
     def run(index: int) -> list[int]:

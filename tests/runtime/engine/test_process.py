@@ -1,0 +1,375 @@
+"""The engine process as the host agent sees it: a real process, a real socket pair, a real ring."""
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from safetensors.torch import save_file
+from stoker.coldstart.fetch import Fetcher
+from stoker.coldstart.manifest import Manifest, read_manifest
+from stoker.coldstart.publish import publish
+from stoker.coldstart.ring import Ring
+from stoker.coldstart.store import open_store
+from stoker.runtime.engine.request import GenerationRequest, SamplingParams
+from stoker.runtime.wire import Channel, ChannelClosed, Frame, socket_pair
+
+if TYPE_CHECKING:
+    from conftest import TinyModel
+
+PATIENCE = 60.0
+GREEDY = {"max_tokens": 20, "temperature": 0.0, "ignore_eos": True}
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """What is started here runs on one core: a small model is faster without a second thread."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    yield
+    os.sched_setaffinity(0, cores)
+
+
+class Agent:
+    """Speaks the host agent's side, and sorts what comes back."""
+
+    def __init__(self) -> None:
+        sock, fd = socket_pair()
+        self.ring = Ring.create(3)
+        command = [sys.executable, "-m", "stoker.runtime.engine.process"]
+        command += ["--socket-fd", str(fd), "--ring-fd", str(self.ring.fd), "--ring-slots", str(self.ring.slots)]
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        with one_core():
+            self.process = subprocess.Popen(command, pass_fds=(fd, self.ring.fd), env=environment)
+        os.close(fd)
+        self.channel = Channel(sock)
+        self.send = self.channel.send
+        self.frames: dict[str, queue.Queue[Frame]] = defaultdict(queue.Queue)
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+        self.hello = self.expect("hello")
+
+    def _read(self) -> None:
+        try:
+            while True:
+                frame = self.channel.receive()
+                self.frames[frame["t"]].put(frame)
+        except ChannelClosed:
+            self.frames["closed"].put({"t": "closed"})
+
+    def expect(self, kind: str) -> Frame:
+        return self.frames[kind].get(timeout=PATIENCE)
+
+    def load(self, model: str, url: str, **options: Any) -> Frame:
+        """Loads a whole model; the `ready` frame."""
+        manifest = self.announce(model, url, **options)
+        self.expect("allocated")
+        self.feed(model, url, manifest, len(manifest.chunks))
+        self.send({"t": "chunks_done", "model": model})
+        ready = self.expect("ready")
+        assert ready["model"] == model
+        return ready
+
+    def announce(self, model: str, url: str, **options: Any) -> Manifest:
+        store = open_store(url)
+        manifest = read_manifest(store)
+        documents = {"config.json": store.read("config.json")}
+        chosen = {"num_blocks": 32, "max_model_len": 96, **options}
+        self.send({"t": "load", "model": model, "manifest": manifest.pack(), "documents": documents, "options": chosen})
+        return manifest
+
+    def feed(self, model: str, url: str, manifest: Manifest, chunks: int) -> None:
+        """Sends the first `chunks` chunks, each slot used again only when the engine has freed it."""
+        fetcher = Fetcher(open_store(url), manifest, self.ring, connections=2)
+        fetcher.start()
+        sent = freed = 0
+        while freed < chunks:
+            if sent < chunks and (ready := fetcher.next(PATIENCE)):
+                self.send({"t": "chunk", "model": model, "chunk": ready.chunk, "slot": ready.slot})
+                sent += 1
+            if sent - freed == self.ring.slots or sent == chunks:
+                fetcher.release(self.expect("slot_free")["slot"])
+                freed += 1
+        fetcher.cancel()
+
+    def submit(self, model: str, name: str, prompt: Any, params: Any = GREEDY, **fields: Any) -> None:
+        self.send(
+            {"t": "submit", "model": model, "id": name, "prompt": prompt, "params": params, "prior": [], **fields}
+        )
+
+    def answers(self, *names: str) -> dict[str, tuple[list[int], str, str]]:
+        """Tokens, finish reason and error of each request, once all of them have ended."""
+        tokens: dict[str, list[int]] = {name: [] for name in names}
+        ends: dict[str, tuple[str, str]] = {}
+        while len(ends) < len(names):
+            for name, new, reason, error, _, _ in self.expect("deltas")["items"]:
+                assert name not in ends, "something came after the end"
+                tokens[name] += new
+                if reason:
+                    ends[name] = (reason, error)
+        return {name: (tokens[name], *ends[name]) for name in names}
+
+    def stats(self) -> Frame:
+        self.send({"t": "stats"})
+        return self.expect("stats")
+
+    def close(self) -> int:
+        self.channel.send({"t": "stop"})
+        return self.bury()
+
+    def bury(self) -> int:
+        code = self.process.wait(PATIENCE)
+        self.reader.join(PATIENCE)
+        self.channel.close()
+        self.ring.close()
+        return code
+
+
+def store_of(folder: Path, tiny: "TinyModel") -> str:
+    source = folder / "source"
+    source.mkdir(parents=True)
+    save_file(tiny.state, source / "model.safetensors")
+    (source / "config.json").write_text(json.dumps(tiny.hf_config))
+    url = (folder / "store").as_uri()
+    publish(source, open_store(url), chunk_bytes=1 << 14 if tiny.config.hidden_size < 100 else 1 << 24)
+    return url
+
+
+@pytest.fixture(scope="module")
+def models(tiny: "TinyModel") -> dict[str, "TinyModel"]:
+    return {"one": tiny, "two": type(tiny).random(seed=9, tie_word_embeddings=True, num_hidden_layers=3)}
+
+
+@pytest.fixture(scope="module")
+def urls(models: dict[str, "TinyModel"], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return {name: store_of(tmp_path_factory.mktemp(name), model) for name, model in models.items()}
+
+
+@pytest.fixture(scope="module")
+def large(tiny: "TinyModel", tmp_path_factory: pytest.TempPathFactory) -> str:
+    """About 130 MB in 8 chunks."""
+    wide = type(tiny).random(vocab_size=60_000, hidden_size=256, num_hidden_layers=1)
+    return store_of(tmp_path_factory.mktemp("large"), wide)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Agent]:
+    agent = Agent()
+    yield agent
+    assert agent.close() == 0
+
+
+@pytest.fixture
+def agent(shared: Agent, urls: dict[str, str]) -> Iterator[Agent]:
+    """Model `one` is loaded; nothing is left over when the test ends."""
+    if "one" not in shared.stats()["models"]:
+        shared.load("one", urls["one"])
+    yield shared
+    stats = shared.stats()
+    assert stats["loading"] == []
+    for model in stats["models"].values():
+        assert (model["running"], model["waiting"], model["used_blocks"]) == (0, 0, 0)
+    for model in set(stats["models"]) - {"one"}:
+        shared.send({"t": "unload", "model": model})
+        shared.expect("unloaded")
+    assert all(left.empty() for left in shared.frames.values())
+
+
+def lone(model: "TinyModel", prompt: list[int], **changes: Any) -> list[int]:
+    request = GenerationRequest("r", prompt, SamplingParams(**{**GREEDY, **changes}))
+    return model.engine().generate([request])["r"]
+
+
+def test_hello_tells_where_the_start_went(shared: Agent) -> None:
+    assert shared.hello["pid"] == shared.process.pid
+    assert [phase["name"] for phase in shared.hello["phases"]] == ["import torch", "import engine"]
+
+
+def test_ready_comes_with_phases_and_facts(agent: Agent, urls: dict[str, str]) -> None:
+    ready = agent.load("again", urls["one"], max_seqs=8, dtype="auto")
+    names = [phase["name"] for phase in ready["phases"]]
+    assert names == ["allocate weights", "upload weights", "allocate KV cache", "warm up"]
+    assert (ready["facts"]["kv_blocks"], ready["facts"]["max_seqs"], ready["facts"]["dtype"]) == (32, 8, "float32")
+
+
+def test_requests_run_together_and_equal_lone_runs(agent: Agent, models: dict[str, "TinyModel"]) -> None:
+    prompts = {f"r{i}": list(range(i, i + 10 + i)) for i in range(8)}
+    for name, prompt in prompts.items():
+        agent.submit("one", name, prompt)
+    answers = agent.answers(*prompts)
+    assert answers == {name: (lone(models["one"], p), "length", "") for name, p in prompts.items()}
+
+
+def test_a_request_resumes_after_its_prior_tokens(agent: Agent, models: dict[str, "TinyModel"]) -> None:
+    sampled = {**GREEDY, "temperature": 1.0, "seed": 5}
+    whole = lone(models["one"], [1, 2, 3], temperature=1.0, seed=5)
+    agent.submit("one", "r", [1, 2, 3], sampled, prior=whole[:7], salt=b"tenant")
+    assert agent.answers("r")["r"] == (whole[7:], "length", "")
+
+
+def test_two_models_answer_at_the_same_time(agent: Agent, urls: dict[str, str], models: dict[str, "TinyModel"]) -> None:
+    agent.load("two", urls["two"])
+    for i in range(4):
+        for model in ("one", "two"):
+            agent.submit(model, f"{model}-{i}", [i, 2, 3])
+    answers = agent.answers(*(f"{model}-{i}" for model in ("one", "two") for i in range(4)))
+    for name, (tokens, reason, _) in answers.items():
+        model, i = name.split("-")
+        assert (tokens, reason) == (lone(models[model], [int(i), 2, 3]), "length")
+
+
+def test_a_model_answers_while_another_one_loads(agent: Agent, large: str, models: dict[str, "TinyModel"]) -> None:
+    agent.submit("one", "r", [1, 2], {**GREEDY, "max_tokens": 90})
+    agent.load("large", large)
+    assert agent.answers("r")["r"][0] == lone(models["one"], [1, 2], max_tokens=90)
+
+
+def test_abort_frees_and_is_confirmed(agent: Agent) -> None:
+    for name in ("gone", "kept"):
+        agent.submit("one", name, [1, 2, 3], {**GREEDY, "max_tokens": 90})
+    agent.send({"t": "abort", "model": "one", "id": "gone"})
+    agent.send({"t": "abort", "model": "one", "id": "never was"})
+    agent.send({"t": "abort", "model": "nor this", "id": "gone"})
+    answers = agent.answers("gone", "kept")
+    assert answers["gone"][1:] == ("abort", "")
+    assert (len(answers["kept"][0]), answers["kept"][1]) == (90, "length")
+
+
+def test_unload_frees_and_later_requests_are_told(agent: Agent, urls: dict[str, str]) -> None:
+    agent.load("two", urls["two"])
+    agent.submit("two", "lost", [1], {**GREEDY, "max_tokens": 90})
+    agent.send({"t": "unload", "model": "two"})
+    agent.submit("two", "late", [1])
+    assert agent.expect("unloaded")["model"] == "two"
+    ends: dict[str, str] = {}
+    while "late" not in ends:
+        ends.update({item[0]: item[3] for item in agent.expect("deltas")["items"]})
+    assert ends["late"] == "model 'two' is not loaded"
+    assert list(agent.stats()["models"]) == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt": []}, "the prompt is empty"),
+        ({"prompt": [97]}, "token id 97"),
+        ({"prompt": None}, "NoneType"),
+        ({"prompt": [1] * 80}, "over the maximum context length of 96"),
+        ({"prompt": [1], "params": {}}, "max_tokens is missing"),
+        ({"prompt": [1], "params": {"max_tokens": 1, "colour": "red"}}, "unknown sampling parameter"),
+        ({"prompt": [1], "params": {"max_tokens": 1, "temperature": None}}, "temperature must be a number"),
+    ],
+)
+def test_an_impossible_request_is_answered_and_hurts_nobody(
+    agent: Agent, models: dict[str, "TinyModel"], fields: dict[str, Any], message: str
+) -> None:
+    agent.submit("one", "good", [1, 2, 3])
+    agent.submit("one", "bad", **fields)
+    answers = agent.answers("good", "bad")
+    assert answers["good"] == (lone(models["one"], [1, 2, 3]), "length", "")
+    assert answers["bad"][:2] == ([], "error")
+    assert message in answers["bad"][2]
+
+
+def test_frames_that_make_no_sense_are_survived(agent: Agent) -> None:
+    agent.send({"t": "dance"})
+    agent.send({"t": "submit", "model": "one"})
+    agent.send({"t": "chunks_done", "model": "unknown"})
+    agent.send({"t": "load_failed", "model": "unknown"})
+    agent.submit("one", "r", [1])
+    assert agent.answers("r")["r"][1] == "length"
+
+
+def test_a_chunk_for_a_model_that_is_gone_gives_its_slot_back(agent: Agent) -> None:
+    agent.send({"t": "chunk", "model": "unknown", "chunk": 0, "slot": 2})
+    assert agent.expect("slot_free")["slot"] == 2
+
+
+def test_a_model_that_cannot_be_loaded_says_why(
+    agent: Agent, urls: dict[str, str], models: dict[str, "TinyModel"]
+) -> None:
+    agent.announce("small", urls["one"], num_blocks=2)
+    agent.expect("allocated")
+    manifest = read_manifest(open_store(urls["one"]))
+    agent.feed("small", urls["one"], manifest, len(manifest.chunks))
+    agent.send({"t": "chunks_done", "model": "small"})
+    error = agent.expect("load_error")
+    assert (error["model"], error["error"]["type"]) == ("small", "out_of_memory")
+    assert "max_model_len to 32 or less" in error["error"]["message"]
+
+    agent.announce("holes", urls["one"])
+    agent.expect("allocated")
+    agent.send({"t": "chunks_done", "model": "holes"})
+    error = agent.expect("load_error")["error"]
+    assert (error["type"], error["code"]) == ("cold_start_error", "ObjectTruncated")
+
+    bad = replace(manifest, revision="0" * 64).pack()
+    agent.send({"t": "load", "model": "bad", "manifest": bad, "documents": {}, "options": {}})
+    assert agent.expect("load_error")["error"]["code"] == "ManifestInvalid"
+    agent.announce("odd", urls["one"], colour="red")
+    assert agent.expect("load_error")["error"]["type"] == "model_error"
+    agent.submit("one", "r", [1, 2, 3])
+    assert agent.answers("r")["r"][0] == lone(models["one"], [1, 2, 3])
+
+
+@pytest.mark.parametrize("end", ["load_failed", "unload"])
+def test_a_load_that_ends_half_way_gives_its_memory_back(agent: Agent, large: str, end: str) -> None:
+    before = agent.stats()["resident_bytes"]
+    manifest = agent.announce("large", large)
+    agent.expect("allocated")
+    agent.feed("large", large, manifest, 4)
+    during = agent.stats()
+    assert during["loading"] == ["large"]
+    assert during["resident_bytes"] - before > 50 << 20
+    agent.send({"t": end, "model": "large"})
+    assert agent.stats()["resident_bytes"] - before < 10 << 20
+    if end == "unload":
+        agent.expect("unloaded")
+
+
+def test_unloading_gives_the_memory_back_and_loading_again_works(agent: Agent, large: str) -> None:
+    before = agent.stats()["resident_bytes"]
+    for _ in range(2):
+        agent.load("large", large)
+        agent.submit("large", "r", [59_999])
+        assert agent.answers("r")["r"][1] == "length"
+        agent.send({"t": "unload", "model": "large"})
+        agent.expect("unloaded")
+    assert agent.stats()["resident_bytes"] - before < 20 << 20
+
+
+@pytest.fixture
+def busy(urls: dict[str, str]) -> Iterator[Agent]:
+    """A process of its own, streaming."""
+    agent = Agent()
+    agent.load("one", urls["one"], max_model_len=128)
+    agent.submit("one", "r", [1], {**GREEDY, "max_tokens": 127})
+    agent.expect("deltas")
+    yield agent
+    if agent.process.poll() is None:
+        agent.process.kill()
+    agent.bury()
+
+
+def test_a_killed_process_closes_the_channel(busy: Agent) -> None:
+    busy.process.kill()
+    busy.expect("closed")
+    assert busy.process.wait(PATIENCE) == -signal.SIGKILL
+
+
+def test_it_ends_when_the_agent_is_gone(busy: Agent) -> None:
+    busy.process.send_signal(signal.SIGINT)
+    busy.stats()
+    assert busy.process.poll() is None, "Ctrl-C is the agent's business"
+    busy.channel.close()
+    assert busy.process.wait(PATIENCE) == 0
