@@ -14,7 +14,6 @@ from typing import Any
 from urllib.parse import urlparse
 
 import httpx
-from stoker.coldstart.timeline import Timeline
 from stoker.runtime.local import LocalStack
 
 from benchmarks.models import published
@@ -76,7 +75,7 @@ def measure(stack: LocalStack, kind: str, weights: str, run: int) -> dict[str, A
         evict(weights) if kind == "cold" else preload(weights)
     seconds, job_id = first_token(stack.url, f"{PROMPT} ({kind} {run})")
     with stack.client() as client:
-        timeline = [row._asdict() for row in Timeline.table(client.job(job_id)["timeline"])]
+        timeline = client.job(job_id)["timeline"]
     return {"kind": kind, "seconds": seconds, "timeline": timeline}
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 from rich.table import Table
-from stoker.coldstart.timeline import Timeline
 from stoker.runtime.local import LocalStack
 from stoker.runtime.publishing import push_model
 from stoker.runtime.sdk import Client
@@ -67,14 +66,14 @@ def ask(url: str, question: str) -> str:
 
 def show_timeline(client: Client, job_id: str) -> None:
     grid = Table("phase", "from s", "seconds", "MB", title="cold start")
-    for row in Timeline.table(client.job(job_id)["timeline"]):
-        size = f"{row.bytes / 1e6:.1f}" if row.bytes else ""
-        grid.add_row(row.name, f"{row.start_s:.3f}", f"{row.seconds:.3f}", size)
+    for row in client.job(job_id)["timeline"]:
+        size = f"{row['bytes'] / 1e6:.1f}" if row["bytes"] else ""
+        grid.add_row(row["name"], f"{row['start_s']:.3f}", f"{row['seconds']:.3f}", size)
     console.print(grid)
 
 
 def replicas(client: Client) -> int:
-    return sum(function["replicas"] for function in client.functions())
+    return sum(sum(function["replicas"].values()) for function in client.functions())
 
 
 def wait_until_asleep(client: Client) -> None:

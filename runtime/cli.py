@@ -166,7 +166,8 @@ def functions(url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json: AsJson = Fa
         return
     table = Table("function", "kind", "version", "replicas", "queued", "running")
     for row in rows:
-        cells = (row["name"], row["kind"], row["version"], row["replicas"], row["queued"], row["running"])
+        states = ", ".join(f"{count} {state}" for state, count in row["replicas"].items()) or "asleep"
+        cells = (row["name"], row["kind"], row["version"], states, row["queued"], row["running"])
         table.add_row(*map(str, cells))
     console.print(table)
 

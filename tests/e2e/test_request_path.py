@@ -31,7 +31,7 @@ def ask(stack: LocalStack, **options: object) -> dict:
 
 def replica_count(stack: LocalStack, function: str) -> int:
     with stack.client() as client:
-        return next(row["replicas"] for row in client.functions() if row["name"] == function)
+        return sum(next(row["replicas"] for row in client.functions() if row["name"] == function).values())
 
 
 def wait_asleep(stack: LocalStack, function: str, timeout_s: float = 30) -> None:

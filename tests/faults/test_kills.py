@@ -15,6 +15,7 @@ import pytest
 from redis.asyncio import Redis
 from stoker.queue.broker import Broker
 from stoker.queue.client import connect
+from stoker.queue.cluster import Cluster
 from stoker.runtime.local import LocalStack
 
 pytestmark = [pytest.mark.real_model, pytest.mark.xdist_group("faults")]
@@ -109,12 +110,12 @@ def leftovers(stack: LocalStack) -> dict[str, Any]:
 
     async def look(client: Redis, broker: Broker) -> dict[str, Any]:
         log = (await broker.backlogs(["chat"]))["chat"]
-        return {"queued": log.queued, "running": log.running, "delayed": log.delayed}
+        hosts = await Cluster(client).hosts()
+        engines = [replica.get("engine") or {} for host in hosts.values() for replica in host.body["replicas"].values()]
+        blocks = sum(engine.get("used_blocks", 0) for engine in engines)
+        return {"queued": log.queued, "running": log.running, "delayed": log.delayed, "used_blocks": blocks}
 
-    counts = queue(stack, look)
-    with stack.client() as client:
-        row = next(row for row in client.functions() if row["name"] == "chat")
-    return {**counts, "used_blocks": row["used_blocks"]}
+    return queue(stack, look)
 
 
 def check_end(stack: LocalStack, stream: Stream) -> None:
