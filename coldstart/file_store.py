@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from stoker.coldstart.failures import FetchCancelled, ObjectChanged, ObjectMissing, ObjectTruncated, StoreUnavailable
@@ -54,13 +54,12 @@ class FileStore:
             raise StoreUnavailable(self._name(key), None, f"can't write: {error}") from error
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        for folder, folders, names in os.walk(self.folder):
-            folders.sort()
-            for name in sorted(names):
-                path = Path(folder, name)
-                key = path.relative_to(self.folder).as_posix()
-                if key.startswith(prefix) and not name.startswith(TEMPORARY):
-                    yield info(key, path.stat())
+        paths = (Path(folder, name) for folder, _, names in os.walk(self.folder) for name in names)
+        keys = {path.relative_to(self.folder).as_posix(): path for path in paths if not path.name.startswith(TEMPORARY)}
+        for key in sorted(keys):
+            if key.startswith(prefix):
+                with suppress(FileNotFoundError):
+                    yield info(key, keys[key].stat())
 
     def delete(self, key: str) -> None:
         try:

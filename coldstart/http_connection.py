@@ -42,6 +42,7 @@ class HttpConnection:
         else:
             self._http = http.client.HTTPConnection(origin.host, origin.port, timeout=CONNECT_S)
         self._socket: socket.socket | None = None
+        self._response: http.client.HTTPResponse | None = None
 
     def request(self, target: str, headers: Mapping[str, str], watch: ReadWatch) -> http.client.HTTPResponse:
         """Sends a GET and returns the response with its body unread. A reused connection that the server has closed
@@ -61,21 +62,24 @@ class HttpConnection:
         assert sock is not None
         count = receive_buffered(sock, response, into)
         count += receive(sock, into[count:], watch)
+        response.close()
         if response.will_close or count < len(into):
             self.close()
-        response.close()
         return count
 
     def close(self) -> None:
+        if self._response is not None:
+            self._response.close()
         self._http.close()
-        self._socket = None
+        self._socket = self._response = None
 
     def _exchange(self, target: str, headers: Mapping[str, str], watch: ReadWatch) -> http.client.HTTPResponse:
         sock = self._socket or self._connect()
         sock.settimeout(STALL_S)
         self._http.request("GET", target, headers=dict(headers))
         wait_readable(sock, watch)
-        return self._http.getresponse()
+        self._response = self._http.getresponse()
+        return self._response
 
     def _connect(self) -> socket.socket:
         self._http.connect()

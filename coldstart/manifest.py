@@ -7,6 +7,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 import msgpack
+import xxhash
 from stoker.coldstart.failures import ManifestInvalid
 from stoker.coldstart.store import ObjectStore
 
@@ -68,7 +69,9 @@ class Manifest:
         return sum(chunk.length for chunk in self.chunks)
 
     def pack(self) -> bytes:
-        return packed({name: getattr(self, name) for name in self.__slots__})
+        """A msgpack map of version, XXH3-64 of the body, and the body: the fields in msgpack."""
+        body = packed({name: getattr(self, name) for name in self.__slots__})
+        return packed({"version": VERSION, "checksum": xxhash.xxh3_64_intdigest(body), "body": body})
 
     @classmethod
     def unpack(cls, data: bytes, name: str = MANIFEST_KEY) -> "Manifest":
@@ -98,9 +101,12 @@ def packed(value: Any) -> bytes:
     return data
 
 
-def decode(fields: dict[str, Any]) -> Manifest:
-    if fields["version"] != VERSION:
-        raise ValueError(f"its version is {fields['version']}, this program reads {VERSION}")
+def decode(envelope: dict[str, Any]) -> Manifest:
+    if envelope["version"] != VERSION:
+        raise ValueError(f"its version is {envelope['version']}, this program reads {VERSION}")
+    if envelope["checksum"] != xxhash.xxh3_64_intdigest(envelope["body"]):
+        raise ValueError("its checksum doesn't match")
+    fields = msgpack.unpackb(envelope["body"])
     return Manifest(
         revision=fields["revision"],
         files=[FileEntry(*entry) for entry in fields["files"]],
@@ -120,6 +126,8 @@ def problems(manifest: Manifest) -> Iterable[str]:
         yield "a tensor is listed twice"
     yield from (f"alias {alias} names no tensor" for alias, name in manifest.aliases.items() if name not in set(names))
     yield from (problem for tensor in manifest.tensors for problem in tensor_problems(tensor))
+    numbers = {item.file for item in [*manifest.chunks, *manifest.tensors]} - set(range(len(manifest.files)))
+    yield from (f"a chunk or tensor names file {number}" for number in numbers)
     spans = [[(t.offset, t.length) for t in manifest.tensors if t.file == file] for file in range(len(manifest.files))]
     yield from tiling_problems(manifest, spans)
 

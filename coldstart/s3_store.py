@@ -49,7 +49,7 @@ class S3Store:
         self._retry_budget_s = retry_budget_s
         session = botocore.session.get_session()
         self._client, self._access = open_client(session)
-        self._tls = tls_context(session)
+        self._tls = tls_context(session) if self._access.endpoint.startswith("https") else None
         self._signed: dict[str, tuple[str, float]] = {}
         self._idle: list[HttpConnection] = []
         self._lock = threading.Lock()

@@ -6,17 +6,26 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+import httpx
 import pytest
 import stoker
 from stoker.coldstart.publish import publish
 from stoker.coldstart.store import open_store
 
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+S3_ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": "test-key",
+    "AWS_SECRET_ACCESS_KEY": "test-secret-value",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+}
 S3_SERVER = """
 import sys
 from moto.server import ThreadedMotoServer
@@ -82,11 +91,17 @@ def smollm2_store_url(smollm2_cache: Path, smollm2_dir: Path) -> str:
 def s3_server() -> Iterator[str]:
     """A real S3 server (moto) in a process of its own; it ends with its standard input."""
     process = subprocess.Popen(
-        [sys.executable, "-c", S3_SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", S3_SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     )
     assert process.stdin and process.stdout
     try:
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        endpoint = f"http://127.0.0.1:{int(process.stdout.readline())}"
+        httpx.put(f"{endpoint}/models").raise_for_status()
+        yield endpoint
     finally:
         process.stdin.close()
         process.wait(10)
@@ -94,24 +109,21 @@ def s3_server() -> Iterator[str]:
 
 
 @pytest.fixture
-def s3_endpoint(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The environment, also of child processes, points at the S3 server; bucket "models" exists."""
-    use_s3(monkeypatch, s3_server)
-    import boto3
+def point_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes an S3 endpoint the one that the environment, also of child processes, names; nothing else is inherited."""
 
-    client = boto3.client("s3")
-    client.create_bucket(Bucket="models")
-    client.close()
+    def point(endpoint: str) -> None:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            monkeypatch.delenv(name)
+        for name, value in S3_ENVIRONMENT.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
+
+    return point
+
+
+@pytest.fixture
+def s3_endpoint(s3_server: str, point_at: Callable[[str], None]) -> str:
+    """The environment names the S3 server; bucket "models" exists (and keeps its objects between tests)."""
+    point_at(s3_server)
     return s3_server
-
-
-def use_s3(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test-key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test-secret-value")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
