@@ -220,13 +220,14 @@ class Replica(ABC):
         }
 
     def _notes(self, claim: Claim) -> Record:
-        claimed = self._claimed_ns.pop(claim.job_id, time.monotonic_ns())
+        claimed = self._claimed_ns.get(claim.job_id, time.monotonic_ns())
         queued = claimed - int((claim.claimed_ms - claim.enqueued_ms) * 1e6)
         own = [{"name": "queue wait", "start_ns": queued, "end_ns": claimed}]
         if self._cold_start_ms(claim):
             own = [{"name": "queue wait", "start_ns": queued, "end_ns": self._started_at}, *self.timeline.records()]
-        run = {"name": "run", "start_ns": claimed, "end_ns": time.monotonic_ns()}
-        return {"host": self.host.id, "replica": self.id, "timeline": [*own, *self.run_phases(claim), run]}
+        own += [*self.run_phases(claim), {"name": "run", "start_ns": claimed, "end_ns": time.monotonic_ns()}]
+        self._claimed_ns.pop(claim.job_id, None)
+        return {"host": self.host.id, "replica": self.id, "timeline": own}
 
     def _cold_start_ms(self, claim: Claim) -> float:
         """How long of its wait this job spent on this replica's start; 0 for a job that found it ready."""

@@ -1,6 +1,7 @@
 """The whole path with real processes: a request wakes a worker, a real model answers, the worker goes again."""
 
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,8 +19,10 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 ANSWER = "The capital of France is Paris."
 
 
-def openai_client(stack: LocalStack) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0)
+@pytest.fixture
+def client(stack: LocalStack) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 def ask(stack: LocalStack, **options: object) -> dict:
@@ -27,6 +30,11 @@ def ask(stack: LocalStack, **options: object) -> dict:
     answer = httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=120)
     assert answer.status_code == 200, answer.text
     return answer.json()
+
+
+def invoke(stack: LocalStack, function: str, value: object) -> object:
+    with stack.client() as client:
+        return client.invoke(function, value)
 
 
 def replica_count(stack: LocalStack, function: str) -> int:
@@ -56,8 +64,7 @@ def test_ten_requests_at_once_to_a_sleeping_model_start_one_worker(stack: LocalS
     assert len(started) == 1, started
 
 
-def test_the_official_client_chats_streams_and_lists_models(stack: LocalStack) -> None:
-    client = openai_client(stack)
+def test_the_official_client_chats_streams_and_lists_models(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(model="chat", messages=QUESTION, temperature=0)
     assert whole.choices[0].message.content == ANSWER
     assert whole.choices[0].finish_reason == "stop"
@@ -69,16 +76,14 @@ def test_the_official_client_chats_streams_and_lists_models(stack: LocalStack) -
     assert "chat" in [model.id for model in client.models.list()]
 
 
-def test_the_official_client_raises_its_own_error_classes(stack: LocalStack) -> None:
-    client = openai_client(stack)
+def test_the_official_client_raises_its_own_error_classes(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="nothing", messages=QUESTION)
     with pytest.raises(openai.BadRequestError, match="context"):
         client.chat.completions.create(model="chat", messages=[{"role": "user", "content": "word " * 3000}])
 
 
-def test_completions_and_stop_strings(stack: LocalStack) -> None:
-    client = openai_client(stack)
+def test_completions_and_stop_strings(client: openai.OpenAI) -> None:
     text = client.completions.create(model="chat", prompt="One, two, three, four,", temperature=0, max_tokens=12)
     assert "five" in text.choices[0].text
     cut = client.completions.create(
@@ -119,7 +124,7 @@ def test_functions_with_and_without_batching(stack: LocalStack) -> None:
         assert client.invoke("sentiment", "i hate this awful film")["label"] == "bad"
         assert client.invoke("environment")["redis"] == ""
     with ThreadPoolExecutor(8) as pool:
-        sizes = list(pool.map(lambda n: stack.client().invoke("sizes", n), range(8)))
+        sizes = list(pool.map(lambda n: invoke(stack, "sizes", n), range(8)))
     assert max(sizes) > 1
 
 
