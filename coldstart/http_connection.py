@@ -57,11 +57,11 @@ class HttpConnection:
         return self._exchange(target, headers, watch)
 
     def receive(self, response: http.client.HTTPResponse, into: memoryview, watch: ReadWatch) -> int:
-        """Fills `into` from the body and returns its length, or less when the server closed early. Raises Stalled."""
+        """Fills `into` from the body and returns its length, or less when the body ended early. Raises OSError when
+        nothing arrived, and Cancelled."""
         sock = self._socket
         assert sock is not None
-        count = receive_buffered(sock, response, into)
-        count += receive(sock, into[count:], watch)
+        count = receive(sock, into, receive_buffered(sock, response, into), watch)
         response.close()
         if response.will_close or count < len(into):
             self.close()
@@ -106,22 +106,35 @@ def receive_buffered(sock: socket.socket, response: http.client.HTTPResponse, in
         return 0
 
 
-def receive(sock: socket.socket, into: memoryview, watch: ReadWatch) -> int:
-    """Wakes up at least once per slice to look at `watch`. Returns less than asked when the other side closed."""
+def receive(sock: socket.socket, into: memoryview, received: int, watch: ReadWatch) -> int:
+    """Wakes up at least once per slice to look at `watch`. Returns less than asked when the connection ended or
+    stalled after something had arrived; raises OSError when nothing had."""
     flags = receive_flags(sock)
-    received, deadline = 0, time.monotonic() + STALL_S
+    deadline = time.monotonic() + STALL_S
     while received < len(into):
         rest = into[received:]
         try:
-            count = sock.recv_into(rest, len(rest), flags)
-        except (BlockingIOError, TimeoutError):
-            check_progress(deadline, watch)
-            continue
+            count = receive_slice(sock, rest, flags)
+            if count is None:
+                check_progress(deadline, watch)
+                continue
+        except OSError:
+            if not received:
+                raise
+            break
         if not count:
             break
         received, deadline = received + count, time.monotonic() + STALL_S
         check_progress(deadline, watch)
     return received
+
+
+def receive_slice(sock: socket.socket, into: memoryview, flags: int) -> int | None:
+    """None when nothing came within the slice."""
+    try:
+        return sock.recv_into(into, len(into), flags)
+    except (BlockingIOError, TimeoutError):
+        return None
 
 
 def receive_flags(sock: socket.socket) -> int:

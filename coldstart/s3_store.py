@@ -1,6 +1,7 @@
 """An object store in an S3 bucket. boto3 finds credentials and endpoint, signs and makes the control calls; ranged
 reads run on connections of our own, straight into the caller's memory."""
 
+import functools
 import http.client
 import os
 import ssl
@@ -14,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
+import botocore.loaders
 import botocore.session
 from boto3.exceptions import S3UploadFailedError
 from boto3.s3.transfer import TransferConfig
@@ -188,9 +190,16 @@ def open_client(session: botocore.session.Session) -> tuple[Any, Access]:
         connect_timeout=5,
         read_timeout=30,
     )
+    session.register_component("data_loader", service_models())
     client = boto3.Session(botocore_session=session).client("s3", config=config)
     source = credentials.method if credentials else "none (unsigned requests)"
     return client, Access(client.meta.endpoint_url, "path-style" if path_style else "default", source)
+
+
+@functools.cache
+def service_models() -> botocore.loaders.Loader:
+    """Parsing them is most of what a client costs, so every store after a process's first shares them."""
+    return botocore.loaders.create_loader()
 
 
 def configured_endpoint(session: botocore.session.Session) -> str:

@@ -272,7 +272,7 @@ class Published:
 
 @pytest.fixture
 def published(write_model: WriteModel, tmp_path: Path) -> Published:
-    """Two shards, 4 KiB chunks, about 40 of them."""
+    """Two shards, 4 KiB chunks, 24 of them."""
     torch.manual_seed(0)
     shards = [
         {"model.embed_tokens.weight": torch.randn(200, 64), "model.layers.0.mlp.weight": torch.randn(100, 64).half()},

@@ -5,10 +5,10 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from stoker.coldstart.failures import ColdStartError, FetchCancelled, ObjectChanged, ObjectMissing, ObjectTruncated
+from stoker.coldstart.failures import ObjectChanged, ObjectMissing, ObjectTruncated
 from stoker.coldstart.file_store import FileStore
 from stoker.coldstart.s3_store import S3Store
-from stoker.coldstart.store import ObjectStore, ReadWatch, checked_key, open_store
+from stoker.coldstart.store import ObjectStore, checked_key, open_store
 
 BODY = bytes(range(256)) * 40
 
@@ -62,12 +62,12 @@ def test_missing_objects_are_named(store: ObjectStore):
         assert caught.value.object == f"{store.url}/no/such.bin"
 
 
-@pytest.mark.parametrize("offset", [len(BODY) - 4, len(BODY) + 10])
-def test_a_range_past_the_end_is_truncation(store: ObjectStore, offset: int):
+def test_a_range_past_the_end_is_truncation(store: ObjectStore):
     store.write("x", BODY)
-    with pytest.raises(ObjectTruncated) as caught:
-        read_part(store, "x", offset, 8)
-    assert caught.value.range == (offset, offset + 8)
+    for offset in (len(BODY) - 4, len(BODY) + 10):
+        with pytest.raises(ObjectTruncated) as caught:
+            read_part(store, "x", offset, 8)
+        assert caught.value.range == (offset, offset + 8)
 
 
 def test_a_replaced_object_is_noticed(store: ObjectStore):
@@ -77,17 +77,9 @@ def test_a_replaced_object_is_noticed(store: ObjectStore):
         read_part(store, "x", 0, 8, old.etag)
 
 
-def test_a_stopped_read_ends(store: ObjectStore):
-    store.write("x", BODY)
-    watch = ReadWatch()
-    watch.stop.set()
-    with pytest.raises((FetchCancelled, ColdStartError)) as caught:
-        store.read_range("x", 0, memoryview(bytearray(1 << 20)), watch=watch)
-    assert isinstance(caught.value, FetchCancelled | ObjectTruncated)
-
-
 @pytest.mark.parametrize("key", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "a/./b", "a\0b"])
-def test_keys_stay_inside_the_store(store: ObjectStore, key: str):
+def test_keys_stay_inside_the_store(tmp_path: Path, key: str):
+    store = FileStore(tmp_path)
     for call in (store.stat, store.read, store.delete, lambda key: store.write(key, b"")):
         with pytest.raises(ValueError, match="relative path"):
             call(key)
