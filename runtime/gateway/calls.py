@@ -1,19 +1,18 @@
-"""A job and the client that waits for it: subscribed before it is enqueued, cancelled when the client leaves first."""
+"""Jobs made from requests, and clients that wait for them."""
 
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
-from stoker.queue.events import Event, Subscription
+from stoker.queue.events import Event
 from stoker.queue.records import Enqueued, IdempotencyMismatch, NewJob, QueueFull, new_job_id, pack
 from stoker.queue.retry import insist
 from stoker.runtime.gateway.context import Gateway
 from stoker.runtime.gateway.endpoint import Incoming
 from stoker.runtime.gateway.errors import NO_RETRY, ApiError, bad_request, queue_full
-from stoker.runtime.gateway.outcome import Outcome, outcome_of_event, outcome_of_job
+from stoker.runtime.gateway.following import Following
+from stoker.runtime.gateway.outcome import Outcome
 from stoker.runtime.spec import FunctionSpec
 
 ENQUEUE_PATIENCE_S = 2.0
@@ -84,25 +83,23 @@ async def enqueue(gateway: Gateway, job: NewJob) -> Enqueued:
     return enqueued
 
 
-class Call:
-    """Use as an async context manager around reading `events()` or `outcome()`.
+class Call(Following):
+    """A job and the client that waits for it: subscribed before it is enqueued.
 
-    Leaving it before the job has ended cancels the job, at whatever moment, unless the function detaches on disconnect
-    or the client gave an idempotency key, with which it can come back for the result.
+    Leaving before the job has ended cancels the job, at whatever moment, unless the function detaches on disconnect or
+    the client gave an idempotency key, with which it can come back for the result.
     """
 
     def __init__(self, incoming: Incoming, spec: FunctionSpec, job: NewJob) -> None:
+        super().__init__(incoming.gateway, job.id)
         self._incoming = incoming
-        self._gateway = incoming.gateway
         self._job = job
-        self._subscription: Subscription | None = None
         self._enqueueing: asyncio.Task[Enqueued] | None = None
         self._abort = spec.on_disconnect == "abort" and not job.idempotency_key
-        self._ended = False
+        self._replayed = False
         self.function = spec.name
-        self.job_id = job.id
 
-    async def __aenter__(self) -> "Call":
+    async def __aenter__(self) -> Self:
         self._subscription = self._gateway.bus.watch(self.job_id)
         self._enqueueing = asyncio.create_task(enqueue(self._gateway, self._job))
         try:
@@ -110,56 +107,33 @@ class Call:
         except BaseException as error:
             await self._leave(refused=isinstance(error, ApiError))
             raise
-        self._incoming.about_job(enqueued.job_id, replayed=not enqueued.created)
+        self._replayed = not enqueued.created
+        self._incoming.about_job(enqueued.job_id, replayed=self._replayed)
         if enqueued.job_id != self.job_id:
             await self._join(enqueued.job_id)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self._leave()
 
     def detach(self) -> None:
         """The job goes on without this client."""
         self._abort = False
 
-    async def events(self) -> AsyncIterator[Event]:
-        assert self._subscription is not None
-        async for event in self._subscription:
-            self._ended = event.kind == "end"
-            yield event
-
-    async def outcome(self) -> Outcome:
-        """Waits for the end."""
-        async for event in self.events():
-            if event.kind == "end":
-                return await self.outcome_at(event)
-        raise AssertionError("a subscription ends with the job's last event")
-
     async def outcome_at(self, event: Event) -> Outcome:
-        """From the last event, or from the record when the result was too big for it."""
-        outcome = outcome_of_event(event) if event.data else await self._read_outcome()
-        self._gateway.metrics.job_ended(self.function, outcome.state, outcome.usage)
+        outcome = await super().outcome_at(event)
+        if not self._replayed:
+            self._gateway.metrics.job_ended(self.function, outcome.state, outcome.usage)
         return outcome
-
-    async def _read_outcome(self) -> Outcome:
-        job = await insist(lambda: self._gateway.broker.job(self.job_id), ENQUEUE_PATIENCE_S)
-        if job is None:
-            raise ApiError(410, f"The result of job {self.job_id} has expired.", code="job_expired")
-        return outcome_of_job(job)
 
     async def _join(self, job_id: str) -> None:
         """The key was seen before: wait for the job that it made."""
-        assert self._subscription is not None
-        await self._subscription.close()
+        await self._close()
         self.job_id = job_id
-        self._subscription = self._gateway.bus.watch(job_id)
-        await self._gateway.broker.listen(job_id, self._gateway.settings.gateway_id)
+        await self._subscribe()
 
     async def _leave(self, refused: bool = False) -> None:
-        if self._subscription is not None:
-            await self._subscription.close()
+        await self._close()
         if self._abort and not self._ended and not refused:
             self._gateway.background(self._cancel())
 

@@ -14,13 +14,15 @@ from stoker.queue.broker import Broker
 from stoker.queue.client import check_server, connect
 from stoker.queue.cluster import Cluster
 from stoker.queue.events import EventBus
-from stoker.queue.retry import AWAY
+from stoker.queue.retry import insist
 from stoker.runtime.gateway.cluster_view import ClusterView
 from stoker.runtime.gateway.metrics import Metrics
 from stoker.runtime.gateway.prompts import PromptEncoders
 from stoker.runtime.gateway.registry import Registry
 from stoker.runtime.gateway.settings import GatewaySettings
 from stoker.runtime.gateway.waiting import wait_reason
+
+START_PATIENCE_S = 30.0
 
 log = logging.getLogger("stoker.gateway")
 
@@ -70,12 +72,8 @@ class Gateway:
 
 @asynccontextmanager
 async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
-    """Raises ServerUnfit for a server that would lose jobs; one that can't be reached yet is waited for by requests."""
+    """Raises ServerUnfit for a server that would lose jobs; waits a moment for one that can't be reached yet."""
     redis = connect(settings.redis_url)
-    try:
-        await check_server(redis)
-    except AWAY as error:
-        log.warning("the queue can't be reached yet: %s", error)
     broker, cluster = Broker(redis), Cluster(redis)
     bus = EventBus(settings.redis_url, broker, settings.gateway_id)
     registry = Registry(cluster)
@@ -91,8 +89,9 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         prompts=PromptEncoders(),
         store=open_store(settings.store_url),
     )
-    await bus.start()
     try:
+        await insist(lambda: check_server(redis), START_PATIENCE_S)
+        await insist(bus.start, START_PATIENCE_S)
         yield gateway
     finally:
         await gateway.finish_background(grace_s=2.0)

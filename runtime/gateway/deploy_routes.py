@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 from starlette.responses import Response
@@ -22,6 +22,7 @@ from stoker.runtime.gateway.endpoint import Incoming, Json
 from stoker.runtime.gateway.errors import ApiError, bad_request, function_not_found, invalid_fields
 from stoker.runtime.gateway.waiting import replicas_of
 from stoker.runtime.spec import FunctionSpec, InvalidSpec, check_name
+from typing_extensions import TypedDict
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")

@@ -16,6 +16,7 @@ from stoker.runtime.gateway.sse import json_bytes
 if TYPE_CHECKING:
     from stoker.runtime.gateway.context import Gateway
 
+CANCEL_AGAIN_S = 1.0
 EVENT_STREAM = "text/event-stream"
 JOB_ID = "stoker.job_id"
 REPLAYED = "stoker.replayed"
@@ -65,7 +66,8 @@ Handler = Callable[[Incoming], Awaitable[Response]]
 class Endpoint:
     """One method of one path, and what /openapi.json says about it. `streams_body`: the handler reads the body itself.
 
-    `request` and `answer` are types that pydantic can describe, `answers` maps further statuses to their meaning.
+    `request` and `answer` are types that pydantic can describe; `others` maps further successes to their types,
+    `problems` failures to their meaning, `reads` request headers to theirs.
     """
 
     method: str
@@ -76,7 +78,9 @@ class Endpoint:
     request: Any = None
     answer: Any = None
     status: int = 200
-    answers: Mapping[int, str] = field(default_factory=dict)
+    others: Mapping[int, Any] = field(default_factory=dict)
+    problems: Mapping[int, str] = field(default_factory=dict)
+    reads: Mapping[str, str] = field(default_factory=dict)
     media: str = "application/json"
     streams_body: bool = False
 
@@ -142,10 +146,16 @@ async def while_connected(receive: Receive, send: Send, run: Callable[[Send], Co
             raise ClientGone
         await work
     finally:
-        gone.cancel()
-        if not work.done():
-            work.cancel()
-        await asyncio.gather(work, gone, return_exceptions=True)
+        await stop(work, gone)
+
+
+async def stop(*tasks: asyncio.Task[None]) -> None:
+    """Cancels until they end: before Python 3.12 `asyncio.wait_for` (redis-py uses it) may swallow a cancellation."""
+    while pending := [task for task in tasks if not task.done()]:
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def disconnected(receive: Receive) -> None:

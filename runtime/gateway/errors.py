@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any
 
 from pydantic import ValidationError
 from stoker.queue.records import JobState
+from typing_extensions import TypedDict
 
 Headers = dict[str, str]
 
@@ -119,7 +120,7 @@ def invalid_fields(error: ValidationError, *prefix: str) -> ApiError:
 
 
 def is_union_branch(part: int | str) -> bool:
-    """Pydantic puts the tried branch of a union ("list[str]", "constrained-str") into the path; clients don't know those."""
+    """Pydantic puts the tried branch of a union ("list[str]", "constrained-str") into the path, unknown to clients."""
     return isinstance(part, str) and (part in ("str", "int") or "[" in part or "constrained" in part)
 
 

@@ -9,7 +9,7 @@ from stoker.runtime.gateway.calls import Call, enqueue, idempotency_key, new_job
 from stoker.runtime.gateway.endpoint import EVENT_STREAM, Incoming, Json
 from stoker.runtime.gateway.errors import bad_request
 from stoker.runtime.gateway.event_stream import EventStream
-from stoker.runtime.gateway.job_events import call_frames
+from stoker.runtime.gateway.job_events import event_frames
 from stoker.runtime.gateway.job_object import location, submitted_object
 from stoker.runtime.gateway.openai_routes import generation_job, shape_of
 from stoker.runtime.gateway.schema import ChatRequest, CompletionRequest, chat_request, completion_request
@@ -34,7 +34,7 @@ async def invoke(incoming: Incoming) -> Response:
     call = Call(incoming, spec, job)
     if streams:
         gateway = incoming.gateway
-        return EventStream(call_frames(call), lambda: gateway.why_waiting(call.job_id), gateway.settings.keepalive_s)
+        return EventStream(event_frames(call), lambda: gateway.why_waiting(call.job_id), gateway.settings.keepalive_s)
     return await answer(call, request, wait_s)
 
 

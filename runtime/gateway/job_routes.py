@@ -8,6 +8,7 @@ from stoker.queue.records import Job, function_of
 from stoker.runtime.gateway.endpoint import Incoming, Json
 from stoker.runtime.gateway.errors import ApiError, bad_request, not_found
 from stoker.runtime.gateway.event_stream import EventStream
+from stoker.runtime.gateway.following import job_expired
 from stoker.runtime.gateway.job_events import LAST, job_frames
 from stoker.runtime.gateway.job_object import JobObject, job_object, made_at_ms
 from stoker.runtime.gateway.waiting import WAITING, wait_reason
@@ -68,7 +69,7 @@ async def job_gone(incoming: Incoming, job_id: str) -> ApiError:
     age_s = time.time() - made_at_ms(job_id) / 1000
     if age_s < spec.limits.retention_s:
         return job_not_found(job_id)
-    return ApiError(410, f"The job '{job_id}' is no longer kept.", code="job_expired", param="id")
+    return job_expired(job_id)
 
 
 async def described(incoming: Incoming, job: Job) -> JobObject:

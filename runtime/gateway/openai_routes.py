@@ -112,7 +112,7 @@ async def token_frames(incoming: Incoming, call: Call, request: Sampling) -> Asy
     clock = TokenClock(incoming.gateway.metrics, call.function, incoming.started)
     async with call:
         shape, sent, usage = shape_of(request, call.job_id), 0, {}
-        async for event in call.events():
+        async for event in call:
             text, reason = "", None
             if event.kind == "chunk":
                 chunk = unpack(event.data)

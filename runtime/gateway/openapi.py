@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 REF = "#/components/schemas/{model}"
 PARAMETER = re.compile(r"{(\w+)}")
-COMMON_ANSWERS: Mapping[int, str] = {
+COMMON_PROBLEMS: Mapping[int, str] = {
     400: "The request is malformed or asks for something that can't be done.",
     413: "The body is too large.",
     503: "The queue can't be reached; see Retry-After.",
@@ -39,13 +39,14 @@ def describe(endpoints: Iterable[Endpoint]) -> Json:
 
 
 def describe_operation(endpoint: Endpoint, error: Json, schemas: dict[str, Json]) -> Json:
-    answers = {str(status): problem(text, error) for status, text in {**COMMON_ANSWERS, **endpoint.answers}.items()}
-    answers[str(endpoint.status)] = success(endpoint, schemas)
+    answers = {str(status): problem(text, error) for status, text in {**COMMON_PROBLEMS, **endpoint.problems}.items()}
+    for status, kind in {endpoint.status: endpoint.answer, **endpoint.others}.items():
+        answers[str(status)] = success(kind, endpoint.media, schemas)
     operation: Json = {
         "operationId": endpoint.handler.__name__,
         "summary": endpoint.summary,
         "tags": [endpoint.tag],
-        "parameters": [path_parameter(name) for name in PARAMETER.findall(endpoint.path)],
+        "parameters": parameters(endpoint),
         "responses": answers,
     }
     if endpoint.streams_body:
@@ -56,19 +57,22 @@ def describe_operation(endpoint: Endpoint, error: Json, schemas: dict[str, Json]
     return operation
 
 
-def success(endpoint: Endpoint, schemas: dict[str, Json]) -> Json:
-    if endpoint.answer is None:
-        return {"description": "Done.", "content": {endpoint.media: {}}}
-    schema = reference(endpoint.answer, schemas, "serialization")
-    return {"description": "Done.", "content": {endpoint.media: {"schema": schema}}}
+def success(kind: Any, media: str, schemas: dict[str, Json]) -> Json:
+    content = {} if kind is None else {"schema": reference(kind, schemas, "serialization")}
+    return {"description": "Done.", "content": {media: content}}
 
 
 def problem(text: str, error: Json) -> Json:
     return {"description": text, "content": {"application/json": {"schema": error}}}
 
 
-def path_parameter(name: str) -> Json:
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+def parameters(endpoint: Endpoint) -> list[Json]:
+    text = {"type": "string"}
+    path = [{"name": name, "in": "path", "required": True, "schema": text} for name in PARAMETER.findall(endpoint.path)]
+    return path + [
+        {"name": name, "in": "header", "description": meaning, "schema": text}
+        for name, meaning in endpoint.reads.items()
+    ]
 
 
 def reference(kind: Any, schemas: dict[str, Json], mode: JsonSchemaMode) -> Json:

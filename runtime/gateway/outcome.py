@@ -7,6 +7,8 @@ from stoker.queue.events import Event
 from stoker.queue.records import Job, JobState, unpack
 from stoker.runtime.gateway.errors import ApiError, job_failed
 
+UNJUDGED = {JobState.CANCELLED, JobState.EXPIRED, JobState.TIMED_OUT}
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -28,15 +30,21 @@ class Outcome:
 
 
 def outcome_of_job(job: Job) -> Outcome:
-    error = unpacked(job.error) or ({"message": job.reason} if job.reason else None)
-    return Outcome(job.state, unpacked(job.result), error, unpacked(job.usage) or {})
+    return outcome_of(job.state, job.result, job.error, job.usage, job.reason)
 
 
 def outcome_of_event(event: Event) -> Outcome:
     """The event must carry its data (the ends of big results don't)."""
     body = unpack(event.data)
     state = event.state or JobState.FAILED
-    return Outcome(state, unpacked(body.get("result")), unpacked(body.get("error")), unpacked(body.get("usage")) or {})
+    return outcome_of(state, body["result"], body["error"], body["usage"], body["reason"])
+
+
+def outcome_of(state: JobState, result: bytes | None, error: bytes | None, usage: bytes | None, reason: str) -> Outcome:
+    """`reason` stands for the error of a job that ended without a worker's verdict on its last attempt."""
+    judged = unpacked(error) if state not in UNJUDGED else None
+    said = judged or ({"message": reason} if reason else None)
+    return Outcome(state, unpacked(result), said, unpacked(usage) or {})
 
 
 def unpacked(data: bytes | None) -> Any:

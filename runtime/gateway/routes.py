@@ -35,7 +35,11 @@ CALLS = {
     500: "The function failed.",
     504: "A time limit passed.",
 }
-ACCEPTED = {202: "Handed over: the job goes on under the URL in Location."}
+KEY = {"Idempotency-Key": "The same key and body give the first request's answer; the job then outlives its client."}
+PREFER = {
+    "Prefer": "wait=N answers 202 after N seconds without a result, respond-async at once.",
+    "Accept": "text/event-stream streams what a generator yields.",
+}
 
 
 @cache
@@ -62,7 +66,8 @@ ENDPOINTS = [
         "OpenAI",
         request=ChatRequest,
         answer=ChatCompletion,
-        answers=CALLS,
+        problems=CALLS,
+        reads=KEY,
     ),
     Endpoint(
         "POST",
@@ -72,7 +77,8 @@ ENDPOINTS = [
         "OpenAI",
         request=CompletionRequest,
         answer=Completion,
-        answers=CALLS,
+        problems=CALLS,
+        reads=KEY,
     ),
     Endpoint("GET", "/v1/models", openai_routes.list_models, "Deployed language models.", "OpenAI", answer=ModelList),
     Endpoint(
@@ -82,7 +88,7 @@ ENDPOINTS = [
         "One language model.",
         "OpenAI",
         answer=ModelObject,
-        answers=NO_FUNCTION,
+        problems=NO_FUNCTION,
     ),
     Endpoint(
         "GET", "/v1/functions", deploy_routes.list_functions, "Deployed functions.", "Functions", answer=FunctionList
@@ -94,7 +100,7 @@ ENDPOINTS = [
         "One function, its replicas and its queue.",
         "Functions",
         answer=FunctionObject,
-        answers=NO_FUNCTION,
+        problems=NO_FUNCTION,
     ),
     Endpoint(
         "PUT",
@@ -104,7 +110,7 @@ ENDPOINTS = [
         "Functions",
         request=DeployRequest,
         answer=FunctionObject,
-        answers={201: "Deployed for the first time."},
+        others={201: FunctionObject},
     ),
     Endpoint(
         "DELETE",
@@ -113,7 +119,7 @@ ENDPOINTS = [
         "Remove a function and cancel its jobs.",
         "Functions",
         answer=DeletedFunction,
-        answers=NO_FUNCTION,
+        problems=NO_FUNCTION,
     ),
     Endpoint(
         "PUT",
@@ -129,12 +135,13 @@ ENDPOINTS = [
         "POST",
         "/v1/functions/{name}",
         function_routes.invoke,
-        "Call a function and wait; `Prefer: wait=N` or `respond-async` hands over to a job, "
-        "`Accept: text/event-stream` streams what a generator yields.",
+        "Call a function and wait for its result.",
         "Functions",
         request=Any,
         answer=Any,
-        answers={**CALLS, **ACCEPTED},
+        others={202: SubmittedJob},
+        problems=CALLS,
+        reads={**KEY, **PREFER},
     ),
     Endpoint(
         "POST",
@@ -145,7 +152,8 @@ ENDPOINTS = [
         request=Any,
         answer=SubmittedJob,
         status=202,
-        answers=CALLS,
+        problems=CALLS,
+        reads=KEY,
     ),
     Endpoint(
         "PUT",
@@ -156,7 +164,7 @@ ENDPOINTS = [
         request=Any,
         answer=SubmittedJob,
         status=202,
-        answers=CALLS,
+        problems=CALLS,
     ),
     Endpoint(
         "GET",
@@ -165,7 +173,7 @@ ENDPOINTS = [
         "A job's state, why it waits, its timeline and its result.",
         "Jobs",
         answer=JobObject,
-        answers=NO_JOB,
+        problems=NO_JOB,
     ),
     Endpoint(
         "DELETE",
@@ -174,7 +182,7 @@ ENDPOINTS = [
         "Cancel a job, waiting or running.",
         "Jobs",
         answer=JobObject,
-        answers=NO_JOB,
+        problems=NO_JOB,
     ),
     Endpoint(
         "GET",
@@ -182,7 +190,9 @@ ENDPOINTS = [
         job_routes.job_events,
         "Follow a job; `Last-Event-ID` resumes.",
         "Jobs",
-        answers={**NO_JOB, 204: "The last event was seen already."},
+        others={204: None},
+        problems=NO_JOB,
+        reads={"Last-Event-ID": "Resume behind this event."},
         media=EVENT_STREAM,
     ),
     Endpoint("GET", "/healthz", system_routes.healthz, "The process is alive.", "System", answer=dict[str, str]),

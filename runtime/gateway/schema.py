@@ -1,10 +1,11 @@
 """Bodies of requests (validated) and of answers (typed), in OpenAI's shapes; /openapi.json is made from them."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NotRequired, TypedDict, TypeVar
+from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, field_validator
 from stoker.runtime.gateway.errors import bad_request, invalid_fields
+from typing_extensions import TypedDict
 
 INT64 = 1 << 63
 STOP_LIMIT = 4

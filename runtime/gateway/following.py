@@ -1,0 +1,69 @@
+"""Reading the events of one job, from its start or from the middle."""
+
+from typing import Self
+
+from stoker.queue.events import Event, Subscription
+from stoker.queue.retry import insist
+from stoker.runtime.gateway.context import Gateway
+from stoker.runtime.gateway.errors import ApiError
+from stoker.runtime.gateway.outcome import Outcome, outcome_of_event, outcome_of_job
+
+READ_PATIENCE_S = 10.0
+
+
+class Following:
+    """A job that exists, as an async iterator of its events. Use as a context manager around it or `outcome()`."""
+
+    def __init__(self, gateway: Gateway, job_id: str, after: str = "0") -> None:
+        self._gateway = gateway
+        self._after = after
+        self._subscription: Subscription | None = None
+        self._ended = False
+        self.job_id = job_id
+
+    async def __aenter__(self) -> Self:
+        await self._subscribe()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        assert self._subscription is not None
+        event = await anext(self._subscription)
+        self._ended = event.kind == "end"
+        return event
+
+    async def outcome(self) -> Outcome:
+        """Waits for the end."""
+        async for event in self:
+            if event.kind == "end":
+                return await self.outcome_at(event)
+        raise AssertionError("a subscription ends with the job's last event")
+
+    async def outcome_at(self, event: Event) -> Outcome:
+        """From the last event, or from the record when the result was too big for it."""
+        return outcome_of_event(event) if event.data else await self._read_outcome()
+
+    async def _read_outcome(self) -> Outcome:
+        job = await insist(lambda: self._gateway.broker.job(self.job_id), READ_PATIENCE_S)
+        if job is None:
+            raise job_expired(self.job_id)
+        return outcome_of_job(job)
+
+    async def _subscribe(self) -> None:
+        """What is already there is read at once; only the rest comes as messages."""
+        self._subscription = self._gateway.bus.watch(self.job_id, self._after)
+        await self._gateway.broker.listen(self.job_id, self._gateway.settings.gateway_id)
+        self._gateway.bus.read(self.job_id)
+
+    async def _close(self) -> None:
+        if self._subscription is not None:
+            await self._subscription.close()
+
+
+def job_expired(job_id: str) -> ApiError:
+    return ApiError(410, f"The job '{job_id}' is no longer kept.", code="job_expired", param="id")
