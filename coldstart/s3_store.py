@@ -125,8 +125,8 @@ class S3Store:
             raise FetchCancelled(self._name(key), span, "the read was cancelled") from error
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            reason = f"{type(error).__name__}: {error}; {self._access}"
-            raise Transient(StoreUnavailable(self._name(key), span, reason)) from error
+            failure = StoreUnavailable(self._name(key), span, f"{type(error).__name__}: {error}; {self._access}")
+            raise failure if isinstance(error, ssl.SSLCertVerificationError) else Transient(failure) from error
         except BaseException:
             connection.close()
             raise
@@ -155,9 +155,10 @@ class S3Store:
     def _borrow(self, scheme: str, host: str, port: int | None) -> HttpConnection:
         origin = Origin(scheme, host, port or (443 if scheme == "https" else 80))
         with self._lock:
-            for number, connection in enumerate(self._idle):
-                if connection.origin == origin:
-                    return self._idle.pop(number)
+            connection = next((idle for idle in reversed(self._idle) if idle.origin == origin), None)
+            if connection:
+                self._idle.remove(connection)
+                return connection
         return HttpConnection(origin, self._tls)
 
     @contextmanager

@@ -200,7 +200,7 @@ def test_a_stuck_tls_read_can_be_cancelled(tls_server):
 def test_an_untrusted_certificate_is_refused(tls_server, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("AWS_CA_BUNDLE")
     with pytest.raises(StoreUnavailable, match="certificate verify failed"):
-        read(S3Store("models", retry_budget_s=0.1))
+        read(S3Store("models", retry_budget_s=600))
 
 
 def test_many_threads_share_one_store(store: S3Store, fault_server):
