@@ -53,11 +53,12 @@ class Gateway:
             log.warning("background work failed: %s", error)
 
     async def why_waiting(self, job_id: str) -> str:
-        """The comment of a stream that has nothing to say yet."""
+        """The comment of a stream that has nothing to say yet. If the job has ended, its last events are read now."""
         try:
             job = await self.broker.job(job_id)
-            if job is None:
-                return "waiting"
+            if job is None or job.state.terminal:
+                self.bus.read(job_id)
+                return "waiting for the last events"
             view = await self.view.snapshot()
         except RedisError:
             return "waiting for the queue"

@@ -9,7 +9,7 @@ from stoker.queue.records import NewJob, unpack
 from stoker.runtime.gateway import sse
 from stoker.runtime.gateway.calls import Call, idempotency_key, new_job
 from stoker.runtime.gateway.endpoint import Incoming, Json
-from stoker.runtime.gateway.errors import ApiError, bad_request
+from stoker.runtime.gateway.errors import ApiError, bad_request, not_found
 from stoker.runtime.gateway.event_stream import EventStream
 from stoker.runtime.gateway.generation import (
     ChatShape,
@@ -54,7 +54,7 @@ async def generate(incoming: Incoming, request: ChatRequest | CompletionRequest)
 async def language_model(incoming: Incoming, name: str) -> FunctionSpec:
     spec = await incoming.gateway.registry.get(name, param="model")
     if spec.kind != "llm":
-        raise bad_request(f"'{name}' is a {spec.kind} function, not a language model.", param="model")
+        raise not_found(f"'{name}' is not a language model.", code="model_not_found", param="model")
     return spec
 
 

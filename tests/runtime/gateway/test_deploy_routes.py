@@ -1,0 +1,121 @@
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from stoker.coldstart.store import ObjectStore
+from stoker.queue.broker import Broker
+from stoker.queue.cluster import Cluster
+from stoker.queue.records import JobState
+
+from .conftest import BODY_LIMIT
+from .peers import double, error_of, until_state, worker, write_bundle
+
+
+async def put_bundle(http: httpx.AsyncClient, data: bytes) -> str:
+    digest = hashlib.sha256(data).hexdigest()
+    response = await http.put(f"/v1/bundles/{digest}", content=data)
+    assert response.status_code == 201
+    assert response.json() == {"object": "bundle", "sha256": digest, "bytes": len(data)}
+    return digest
+
+
+async def test_bundle_function_call_and_removal(
+    http: httpx.AsyncClient, broker: Broker, store: ObjectStore, tmp_path: Path
+) -> None:
+    data = write_bundle(tmp_path)
+    digest = await put_bundle(http, data)
+    assert store.read(f"bundles/{digest}.zip") == data
+    spec = {"kind": "python", "app": "shop", "code": digest, "entry": "m:f", "scaling": {"max_replicas": 2}}
+    first = await http.put("/v1/functions/doubled", json={"spec": spec})
+    again = await http.put("/v1/functions/doubled", json={"spec": {**spec, "name": "doubled"}})
+    changed = await http.put("/v1/functions/doubled", json={"spec": {**spec, "concurrency": 2}})
+    assert [response.status_code for response in (first, again, changed)] == [201, 200, 200]
+    assert first.json()["version"] == again.json()["version"] != changed.json()["version"]
+    assert first.json()["spec"]["scaling"]["max_replicas"] == 2
+    assert (first.json()["kind"], first.json()["queued"], first.json()["replicas"]) == ("python", 0, {})
+    async with worker(broker, "doubled", double):
+        assert (await http.post("/v1/functions/doubled", json=2)).json() == 4
+    listed = (await http.get("/v1/functions")).json()["data"]
+    assert "doubled" in [function["name"] for function in listed]
+    waiting = (await http.post("/v1/functions/doubled/jobs", json=2)).json()["id"]
+    assert (await http.delete("/v1/functions/doubled")).json()["deleted"] is True
+    await until_state(broker, waiting, JobState.CANCELLED)
+    for method in ("GET", "DELETE", "POST"):
+        assert (await http.request(method, "/v1/functions/doubled")).status_code == 404
+
+
+async def test_queue_limits_come_with_the_deployment(http: httpx.AsyncClient, cluster: Cluster, tmp_path: Path) -> None:
+    digest = await put_bundle(http, write_bundle(tmp_path))
+    spec = {"kind": "python", "code": digest, "entry": "m:f", "limits": {"max_queued": 1}}
+    await http.put("/v1/functions/limited", json={"spec": spec})
+    statuses = [(await http.post("/v1/functions/limited/jobs", json=1)).status_code for _ in range(2)]
+    assert statuses == [202, 429]
+    await http.delete("/v1/functions/limited")
+
+
+@pytest.mark.real_model
+async def test_a_language_model_needs_readable_weights(
+    http: httpx.AsyncClient, smollm2_store_url: str, tmp_path: Path
+) -> None:
+    missing = (tmp_path / "nothing").as_uri()
+    response = await http.put("/v1/functions/chat", json={"spec": {"kind": "llm", "weights": missing}})
+    error = error_of(response)
+    assert (response.status_code, error["param"], error["code"]) == (400, "spec.weights", "ObjectMissing")
+    assert "manifest" in error["message"] and str(tmp_path) in error["message"]
+    unknown = await http.put("/v1/functions/chat", json={"spec": {"kind": "llm", "weights": "ftp://x"}})
+    assert (unknown.status_code, error_of(unknown)["param"]) == (400, "spec.weights")
+    spec = {"kind": "llm", "weights": smollm2_store_url}
+    assert (await http.put("/v1/functions/chat", json={"spec": spec})).status_code == 201
+    assert "chat" in [model["id"] for model in (await http.get("/v1/models")).json()["data"]]
+    assert (await http.delete("/v1/functions/chat")).status_code == 200
+
+
+SHA = "ab" * 32
+PYTHON = {"kind": "python", "code": SHA, "entry": "m:f"}
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "param"),
+    [
+        ("f", {}, "spec"),
+        ("f", {"spec": 5}, "spec"),
+        ("f", {"spec": {**PYTHON, "name": "other"}}, "spec.name"),
+        ("Bad-Name", {"spec": PYTHON}, "spec"),
+        ("f", {"spec": {"kind": "llm"}}, "spec"),
+        ("f", {"spec": {**PYTHON, "kind": "magic"}}, "spec.kind"),
+        ("f", {"spec": {**PYTHON, "colour": "red"}}, "spec"),
+        ("f", {"spec": {**PYTHON, "concurrency": "many"}}, "spec.concurrency"),
+        ("f", {"spec": {**PYTHON, "concurrency": 0}}, "spec"),
+        ("f", {"spec": {**PYTHON, "scaling": {"min_replicas": "x"}}}, "spec.scaling.min_replicas"),
+        ("f", {"spec": {**PYTHON, "scaling": {"least": 1}}}, "spec"),
+        ("f", {"spec": {**PYTHON, "scaling": None}}, "spec.scaling"),
+        ("f", {"spec": {**PYTHON, "batch": {"max_size": 0}}}, "spec"),
+        ("f", {"spec": {**PYTHON, "entry": "no colon"}}, "spec.entry"),
+        ("f", {"spec": {**PYTHON, "code": "../../etc/passwd"}}, "spec.code"),
+        ("f", {"spec": PYTHON}, "spec.code"),
+        ("f", {"spec": {"kind": "embed", "weights": "file:///w"}}, "spec.kind"),
+    ],
+)
+async def test_bad_specs_are_400_and_name_the_field(
+    http: httpx.AsyncClient, name: str, body: dict[str, Any], param: str
+) -> None:
+    response = await http.put(f"/v1/functions/{name}", json=body)
+    assert response.status_code == 400
+    assert (error_of(response)["param"] or "").startswith(param)
+    assert (await http.get(f"/v1/functions/{name}")).status_code == 404
+
+
+async def test_bundles_are_checked(http: httpx.AsyncClient, store: ObjectStore, tmp_path: Path) -> None:
+    data = write_bundle(tmp_path)
+    wrong = await http.put(f"/v1/bundles/{SHA}", content=data)
+    assert (wrong.status_code, error_of(wrong)["code"]) == (400, "digest_mismatch")
+    assert (await http.put("/v1/bundles/short", content=data)).status_code == 400
+    text = b"no zip"
+    bad = await http.put(f"/v1/bundles/{hashlib.sha256(text).hexdigest()}", content=text)
+    assert (bad.status_code, error_of(bad)["code"]) == (400, "invalid_bundle")
+    big = b"x" * (BODY_LIMIT + 1)
+    large = await http.put(f"/v1/bundles/{hashlib.sha256(big).hexdigest()}", content=big)
+    assert (large.status_code, error_of(large)["code"]) == (413, "request_too_large")
+    assert not list(store.list(f"bundles/{SHA}"))
