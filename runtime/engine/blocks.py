@@ -1,12 +1,14 @@
 """Paged KV blocks and the prefix cache over them. Pure bookkeeping: no tensor is touched here.
 
 Every block is free, used (referenced by a sequence) or cached (unreferenced, but its content may be asked for again).
-Block 0 is the null block, which belongs to nobody and is not counted.
+The null block belongs to nobody and is not counted.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+NULL_BLOCK = 0
 
 
 class OutOfBlocks(Exception):
@@ -27,7 +29,7 @@ class Entry:
 
 class BlockPool:
     def __init__(self, num_blocks: int) -> None:
-        """`num_blocks` usable blocks, numbered from 1."""
+        """`num_blocks` usable blocks, numbered from NULL_BLOCK + 1 = 1."""
         self.total = num_blocks
         self._free = list(range(num_blocks, 0, -1))
         self._references = [0] * (num_blocks + 1)

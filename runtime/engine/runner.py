@@ -2,13 +2,14 @@
 
 from array import array
 from collections.abc import Sequence as Seq
-from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from stoker.kernels import ops
 from stoker.runtime.engine import model
 from stoker.runtime.engine.batch import Batch, prepare
+from stoker.runtime.engine.blocks import NULL_BLOCK
 from stoker.runtime.engine.config import ModelConfig
 from stoker.runtime.engine.options import EngineOptions
 from stoker.runtime.engine.prefix import BLOCK_TOKENS
@@ -19,6 +20,7 @@ from stoker.runtime.engine.sequence import Sequence, blocks_for
 from stoker.runtime.engine.sizing import KVSize
 from stoker.runtime.engine.weights import ModelWeights
 
+SHORT_PROMPT, LONG_PROMPT = 17, 4096
 NON_FINITE = "the model produced non-finite values (NaN or infinity) for this request"
 
 
@@ -42,15 +44,11 @@ class Runner:
         return collect(work, torch.cat((finite.long(), tokens)).tolist())
 
     def warm_up(self) -> None:
-        """Runs every kind of step once, on the null block, so that no kernel is compiled for a request's sake."""
-        if self._options.device != "cuda":
-            return
-        last = min(self._options.max_model_len, self._options.token_budget) - 1
-        for (start, count), seqs, params in product(
-            [(0, 1), (last, 1), (0, min(17, last)), (0, last)], [1, self._options.max_seqs], WARM_UP_PARAMS
-        ):
-            if seqs * count <= self._options.token_budget:
-                self.run([dummy_work(start, count, params)] * seqs)
+        """Runs every kind of step once on a GPU, so that no kernel is ever compiled while a request waits for it."""
+        if self._options.device == "cuda":
+            for shape in warm_up_shapes(self._options):
+                self.run([dummy_work(shape.start, shape.tokens)] * shape.sequences)
+            self.kv[NULL_BLOCK].zero_()
 
     def _sample(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
         if not batch.sampled.numel():
@@ -59,17 +57,32 @@ class Runner:
         return ops.sample(scores, batch.temperature, batch.top_k, batch.top_p, batch.min_p, batch.seed, batch.position)
 
 
-WARM_UP_PARAMS = [
-    SamplingParams(max_tokens=1, temperature=0.0),
-    SamplingParams(max_tokens=1),
-    SamplingParams(max_tokens=1, top_k=5, top_p=0.9, min_p=0.01),
-]
+class Shape(NamedTuple):
+    """A step of `sequences` equal pieces of work, each `tokens` after the first `start`."""
+
+    sequences: int
+    start: int
+    tokens: int
 
 
-def dummy_work(start: int, count: int, params: SamplingParams) -> Work:
+def warm_up_shapes(options: EngineOptions) -> list[Shape]:
+    """Decode steps from short to long contexts, for one sequence and for all; prompts short and long, one and many.
+    Between them they take every way in which the kernels cut up their work."""
+    longest = options.max_model_len
+    contexts = [1 << bits for bits in range(longest.bit_length())] + [longest]
+    prompts = [min(size, longest, options.token_budget) for size in (SHORT_PROMPT, LONG_PROMPT)]
+    decode = [Shape(1, context - 1, 1) for context in contexts] + [Shape(options.max_seqs, longest - 1, 1)]
+    one = [Shape(1, 0, count) for count in prompts]
+    many = [Shape(min(options.max_seqs, options.token_budget // count), 0, count) for count in prompts]
+    return decode + one + many
+
+
+def dummy_work(start: int, count: int) -> Work:
+    """On the null block, whose content never matters."""
+    params = SamplingParams(max_tokens=1, top_k=5, top_p=0.9, min_p=0.01)
     request = GenerationRequest(id="", prompt=[0] * (start + count), params=params)
     sequence = Sequence.of(request, arrival=0, root=b"", eos=())
-    sequence.blocks = array("i", [0] * blocks_for(start + count))
+    sequence.blocks = array("i", [NULL_BLOCK] * blocks_for(start + count))
     return Work(sequence, start, count, samples=True)
 
 

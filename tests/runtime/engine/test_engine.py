@@ -261,16 +261,6 @@ def test_generate_raises_for_a_failed_request(tiny: "TinyModel") -> None:
         poisoned(tiny, math.nan).generate([request(prompt=[POISON])])
 
 
-def test_warming_up_leaves_no_trace(tiny: "TinyModel") -> None:
-    from stoker.runtime.engine.runner import WARM_UP_PARAMS, dummy_work
-
-    engine = tiny.engine()
-    for params in WARM_UP_PARAMS:
-        assert len(engine.runner.run([dummy_work(0, 20, params), dummy_work(19, 1, params)])) == 2
-    assert not engine.runner.kv[1:].any()
-    assert_idle(engine)
-
-
 def test_bfloat16_is_close_to_float32(tiny: "TinyModel") -> None:
     """Rounding may change a token where two are nearly as likely, so only the first ones are compared."""
     many = [request(f"{i}", range(i, i + 10), max_tokens=1) for i in range(40)]

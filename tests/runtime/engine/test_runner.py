@@ -1,0 +1,55 @@
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from stoker.runtime.engine.options import EngineOptions
+from stoker.runtime.engine.request import GenerationRequest, SamplingParams
+from stoker.runtime.engine.runner import NON_FINITE, collect, dummy_work, warm_up_shapes
+from stoker.runtime.engine.scheduler import Outcome, Work
+
+if TYPE_CHECKING:
+    from conftest import TinyModel
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"max_seqs": 4, "token_budget": 4, "max_model_len": 2},
+        {"max_seqs": 1, "max_model_len": 33},
+        {"max_seqs": 64, "token_budget": 8192},
+    ],
+)
+def test_warm_up_steps_are_steps_that_can_happen(tiny: "TinyModel", values: dict[str, Any]) -> None:
+    options = EngineOptions(**values).resolve(tiny.config)
+    shapes = warm_up_shapes(options)
+    for shape in shapes:
+        assert 1 <= shape.sequences <= options.max_seqs
+        assert shape.tokens >= 1 and shape.sequences * shape.tokens <= options.token_budget
+        assert shape.start + shape.tokens <= options.max_model_len
+    assert {shape.start + 1 for shape in shapes if shape.tokens == 1} >= {1, options.max_model_len}
+
+
+def test_dummy_work_leaves_no_trace(tiny: "TinyModel") -> None:
+    engine = tiny.engine()
+    outcomes = engine.runner.run([dummy_work(0, 20), dummy_work(19, 1), dummy_work(40, 30)])
+    assert not any(outcome.error for outcome in outcomes)
+    assert not engine.runner.kv[1:].any()
+    assert engine.pool.free == engine.pool.total
+
+
+def test_running_the_same_work_again_changes_nothing(tiny: "TinyModel") -> None:
+    engine = tiny.engine(token_budget=16, max_seqs=4)
+    for i in range(3):
+        engine.submit(GenerationRequest(str(i), range(i, i + 9), SamplingParams(5, seed=i)))
+    for _ in range(3):
+        work = engine.scheduler.schedule()
+        first, kv = engine.runner.run(work), engine.runner.kv.clone()
+        assert engine.runner.run(work) == first
+        assert engine.runner.kv.equal(kv)
+        engine.scheduler.commit(work, first)
+
+
+def test_outcomes_come_from_flags_and_tokens() -> None:
+    work = [Work(dummy_work(0, 1).sequence, 0, 1, samples) for samples in (True, False, True, True, False)]
+    outcomes = collect(work, [1, 1, 1, 0, 0, 7, -1, 8])
+    bad = Outcome(-1, NON_FINITE)
+    assert outcomes == [Outcome(7), Outcome(0), bad, bad, bad]
