@@ -1,8 +1,8 @@
 """SiLU(gate) * up in Triton: the gated activation between a decoder layer's two feed-forward products."""
 
 import torch
-import triton
 import triton.language as tl
+from stoker.kernels.launch import cdiv, jit
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
@@ -10,11 +10,11 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     out = torch.empty((tokens, width), dtype=gate_up.dtype, device=gate_up.device)
     # Few tokens: more programs; many tokens: more bytes in flight per program.
     block = 1024 if tokens <= 64 else 2048
-    _silu_mul[(triton.cdiv(width, block), tokens)](gate_up, out, gate_up.stride(0), width, block, num_warps=4)
+    _silu_mul[(cdiv(width, block), tokens)](gate_up, out, gate_up.stride(0), width, block, num_warps=4)
     return out
 
 
-@triton.jit
+@jit
 def _silu_mul(gate_up_ptr, out_ptr, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -8,9 +8,9 @@ Anatomy of a Triton Attention Kernel" (2025, arXiv 2511.11581); the split over t
 """
 
 import torch
-import triton
 import triton.language as tl
 from stoker.kernels.attention_plan import Plan, plan, processors
+from stoker.kernels.launch import cdiv, jit
 
 LOG2_E = 1.4426950408889634
 
@@ -55,17 +55,17 @@ def _launch(
     sequences = block_table.shape[0]
     group = q_heads // kv_heads
     block_q = chosen.block_m // group
-    _attend[(kv_heads, triton.cdiv(tokens, block_q) + sequences, chosen.segments)](
+    _attend[(kv_heads, cdiv(tokens, block_q) + sequences, chosen.segments)](
         q, kv_layer, block_table, query_start, context_len, out, peak, total,
         tokens, sequences, scale * LOG2_E, q.stride(0), block_table.stride(0),
         kv_layer.stride(0), kv_layer.stride(1), kv_layer.stride(2),
         group, dim, cache_block, chosen.block_m, block_q, chosen.block_n,
-        chosen.segments > 1, chosen.peel, q.dtype == torch.float32,
+        chosen.segments > 1, chosen.peel, "tf32x3" if q.dtype == torch.float32 else "tf32",
         num_warps=chosen.warps, num_stages=chosen.stages,
     )  # fmt: skip
 
 
-@triton.jit(
+@jit(
     do_not_specialize=["tokens", "sequences", "table_stride"],
     do_not_specialize_on_alignment=["table_ptr", "query_start_ptr", "context_ptr"],
 )
@@ -74,7 +74,7 @@ def _attend(
     tokens, sequences, scale, q_stride, table_stride, block_stride, value_stride, entry_stride,
     GROUP: tl.constexpr, DIM: tl.constexpr, CACHE_BLOCK: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr,
-    SPLIT: tl.constexpr, PEEL: tl.constexpr, EXACT: tl.constexpr,
+    SPLIT: tl.constexpr, PEEL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     # The last programs have the longest causal rows: start them first.
     index = tl.num_programs(1) - 1 - tl.program_id(1)
@@ -108,12 +108,12 @@ def _attend(
         for tile in range(begin, plain):
             peak, total, mixed = _tile(
                 peak, total, mixed, q, keys, table, tile * BLOCK_N, context, position, scale,
-                block_stride, value_stride, entry_stride, DIM, CACHE_BLOCK, BLOCK_N, False, EXACT,
+                block_stride, value_stride, entry_stride, DIM, CACHE_BLOCK, BLOCK_N, False, PRECISION,
             )  # fmt: skip
     for tile in range(plain, end):
         peak, total, mixed = _tile(
             peak, total, mixed, q, keys, table, tile * BLOCK_N, context, position, scale,
-            block_stride, value_stride, entry_stride, DIM, CACHE_BLOCK, BLOCK_N, True, EXACT,
+            block_stride, value_stride, entry_stride, DIM, CACHE_BLOCK, BLOCK_N, True, PRECISION,
         )  # fmt: skip
 
     cell = token * GROUP * tl.num_programs(0) + head
@@ -127,7 +127,7 @@ def _attend(
     tl.store(out_ptr + cell[:, None] * DIM + column, mixed.to(out_ptr.dtype.element_ty), mask=valid[:, None])
 
 
-@triton.jit
+@jit
 def _sequence_of(index, query_start_ptr, sequences, BLOCK_Q: tl.constexpr):
     """How many sequences start after the first and at or before program `index`: the one that owns it.
 
@@ -142,7 +142,7 @@ def _sequence_of(index, query_start_ptr, sequences, BLOCK_Q: tl.constexpr):
     return owner
 
 
-@triton.jit
+@jit
 def _tile_range(unmasked, visible, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PEEL: tl.constexpr):
     """This program's key tiles [begin, end), and the first of them that some row sees only in part."""
     begin = 0
@@ -157,14 +157,13 @@ def _tile_range(unmasked, visible, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, P
     return begin, plain, end
 
 
-@triton.jit
+@jit
 def _tile(
     peak, total, mixed, q, keys, table, start, context, position, scale, block_stride, value_stride, entry_stride,
-    DIM: tl.constexpr, CACHE_BLOCK: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, EXACT: tl.constexpr,
+    DIM: tl.constexpr, CACHE_BLOCK: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Online-softmax step over BLOCK_N cached tokens. Nothing past the context is read: it may hold anything."""
     key = start + tl.arange(0, BLOCK_N)
-    precision: tl.constexpr = "tf32x3" if EXACT else "tf32"
     entry = keys + (key % CACHE_BLOCK)[:, None] * entry_stride + tl.arange(0, DIM)[None, :]
     if MASKED:
         cached = key < context
@@ -177,7 +176,7 @@ def _tile(
         entry += block[:, None] * block_stride
         k = tl.load(entry)
         v = tl.load(entry + value_stride)
-    scores = tl.dot(q, tl.trans(k), input_precision=precision)
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if MASKED:
         scores = tl.where(key[None, :] <= position[:, None], scores, float("-inf"))
     new_peak = tl.maximum(peak, tl.max(scores, 1) * scale)
@@ -186,11 +185,11 @@ def _tile(
     weights = tl.exp2(scores * scale - base[:, None])
     decay = tl.exp2(peak - base)
     total = total * decay + tl.sum(weights, 1)
-    mixed = tl.dot(weights.to(v.dtype), v, mixed * decay[:, None], input_precision=precision)
+    mixed = tl.dot(weights.to(v.dtype), v, mixed * decay[:, None], input_precision=PRECISION)
     return new_peak, total, mixed
 
 
-@triton.jit
+@jit
 def _merge(partial_ptr, peak_ptr, total_ptr, out_ptr, SEGMENTS: tl.constexpr, DIM: tl.constexpr):
     """One program per token and query head: the segments' partial results, rescaled to their common peak."""
     cell = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)

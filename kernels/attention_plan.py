@@ -39,7 +39,7 @@ def plan(
     group = q_heads // kv_heads
     check_supported(q_heads, kv_heads, dim)
     smallest = max(16, 1 << (group - 1).bit_length())
-    block_n = max(16, 128 * 128 // (dim * item_bytes))
+    block_n = min(128, max(16, 128 * 128 // (dim * item_bytes)))
     if tokens == sequences:
         segments = _segments(sequences * kv_heads, max_context, device_processors)
         return Plan(smallest, min(block_n, 64), segments, peel=False, warps=4, stages=3)

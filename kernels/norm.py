@@ -1,14 +1,14 @@
 """RMSNorm, alone and fused with the residual addition, in Triton: one program per row, one read and one write."""
 
 import torch
-import triton
 import triton.language as tl
+from stoker.kernels.launch import jit, power_of_two
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     width = x.shape[1]
-    block = triton.next_power_of_2(width)
+    block = power_of_two(width)
     _rms_norm[(x.shape[0],)](x, weight, out, x.stride(0), eps, width, block, num_warps=_warps(block))
     return out
 
@@ -18,7 +18,7 @@ def add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     width = x.shape[1]
-    block = triton.next_power_of_2(width)
+    block = power_of_two(width)
     _add_rms_norm[(x.shape[0],)](
         x, residual, weight, out, x.stride(0), residual.stride(0), eps, width, block, num_warps=_warps(block)
     )
@@ -30,7 +30,7 @@ def _warps(block: int) -> int:
     return min(16, max(1, block // 512))
 
 
-@triton.jit
+@jit
 def _rms_norm(x_ptr, weight_ptr, out_ptr, x_stride, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -41,7 +41,7 @@ def _rms_norm(x_ptr, weight_ptr, out_ptr, x_stride, eps, WIDTH: tl.constexpr, BL
     tl.store(out_ptr + row * WIDTH + column, normed.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@jit
 def _add_rms_norm(
     x_ptr, residual_ptr, weight_ptr, out_ptr, x_stride, residual_stride, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):

@@ -1,8 +1,8 @@
 """Rotary position embedding of queries and keys fused with the write of keys and values into the paged cache."""
 
 import torch
-import triton
 import triton.language as tl
+from stoker.kernels.launch import cdiv, jit, power_of_two
 
 
 def rope_store(
@@ -19,16 +19,16 @@ def rope_store(
     group = q_heads // kv_heads
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     block = 1 if tokens <= 256 else 4
-    _rope_store[(triton.cdiv(tokens, block), kv_heads)](
+    _rope_store[(cdiv(tokens, block), kv_heads)](
         q, k, v, cos_sin, positions, kv_layer, slots, out,
         tokens, q.stride(0), k.stride(0), v.stride(0), kv_layer.stride(0), kv_layer.stride(1), kv_layer.stride(2),
-        group, triton.next_power_of_2(group), dim, kv_layer.shape[2], block,
+        group, power_of_two(group), dim, kv_layer.shape[2], block,
         num_warps=1 if block == 1 else 4,
     )  # fmt: skip
     return out
 
 
-@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
+@jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
 def _rope_store(
     q_ptr, k_ptr, v_ptr, cos_sin_ptr, positions_ptr, kv_ptr, slots_ptr, out_ptr,
     tokens, q_stride, k_stride, v_stride, block_stride, value_stride, entry_stride,
@@ -61,7 +61,7 @@ def _rope_store(
     tl.store(entry[:, None] + value_stride + whole, v.to(kv_ptr.dtype.element_ty), mask=kept[:, None])
 
 
-@triton.jit
+@jit
 def _rotated(row_ptr, cos_sin_ptr, position_ptr, lane, inside, DIM: tl.constexpr):
     """Both rotated halves of the rows at row_ptr, float32."""
     HALF: tl.constexpr = DIM // 2

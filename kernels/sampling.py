@@ -6,9 +6,9 @@ Noise and semantics are those of `philox` and `reference.sample`.
 """
 
 import torch
-import triton
 import triton.language as tl
 from stoker.kernels import philox, reference
+from stoker.kernels.launch import cdiv, jit, power_of_two
 
 STRIDE = tl.constexpr(philox.STRIDE)
 GREEDY_BELOW = tl.constexpr(reference.GREEDY_BELOW)
@@ -24,7 +24,7 @@ def sample(
     position: torch.Tensor,
 ) -> torch.Tensor:
     rows, vocab = logits.shape
-    chunks = triton.cdiv(vocab, 4 * philox.STRIDE)
+    chunks = cdiv(vocab, 4 * philox.STRIDE)
     peaks, scores = torch.empty((2, rows, chunks), dtype=torch.float32, device=logits.device)
     winners = torch.empty((rows, chunks), dtype=torch.int32, device=logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
@@ -33,7 +33,7 @@ def sample(
     passes = 8 if logits.dtype == torch.bfloat16 else 16
     _settle[(rows,)](
         logits, *params, peaks, scores, winners, tokens, logits.stride(0), vocab, chunks,
-        triton.next_power_of_2(chunks), passes, num_warps=16,
+        power_of_two(chunks), passes, num_warps=16,
     )  # fmt: skip
     return tokens
 
@@ -41,7 +41,7 @@ def sample(
 UNALIGNED = ["temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "seed_ptr", "position_ptr"]
 
 
-@triton.jit(do_not_specialize_on_alignment=UNALIGNED)
+@jit(do_not_specialize_on_alignment=UNALIGNED)
 def _scan(
     logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, position_ptr,
     peaks_ptr, scores_ptr, winners_ptr, stride, VOCAB: tl.constexpr,
@@ -58,7 +58,7 @@ def _scan(
     peak = float("-inf")
     best = float("-inf")
     winner = VOCAB
-    for lane in tl.static_range(4):
+    for lane in tl.static_range(4):  # pyright: ignore[reportGeneralTypeIssues]
         token = tl.arange(0, STRIDE) + (chunk * 4 + lane) * STRIDE
         logits = tl.load(logits_row + token, mask=token < VOCAB, other=float("-inf")).to(tl.float32)
         # NaN anywhere makes the peak infinite, which rejects the row.
@@ -72,7 +72,7 @@ def _scan(
     tl.store(winners_ptr + row * tl.num_programs(1) + chunk, winner)
 
 
-@triton.jit(do_not_specialize_on_alignment=UNALIGNED)
+@jit(do_not_specialize_on_alignment=UNALIGNED)
 def _settle(
     logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, position_ptr,
     peaks_ptr, scores_ptr, winners_ptr, tokens_ptr, stride,
@@ -101,14 +101,14 @@ def _settle(
         tl.store(tokens_ptr + row, token.to(tl.int64))
 
 
-@triton.jit
+@jit
 def _has_filter(row, top_k_ptr, top_p_ptr, min_p_ptr, VOCAB: tl.constexpr):
     top_k = tl.load(top_k_ptr + row)
     limited = (top_k > 0) & (top_k < VOCAB)
     return limited | (tl.load(top_p_ptr + row) < 1) | (tl.load(min_p_ptr + row) > 0)
 
 
-@triton.jit
+@jit
 def _better(best, winner, score, token):
     """The higher of (best, winner) and the vector's top (score, token); on a tie the lower token id."""
     top = tl.max(score)
@@ -117,7 +117,7 @@ def _better(best, winner, score, token):
     return tl.where(ahead, top, best), tl.where(ahead, first, winner)
 
 
-@triton.jit
+@jit
 def _words(seed, position, chunk, wanted):
     """Four vectors of STRIDE random words: lane i belongs to the chunk's tokens from i * STRIDE on."""
     counter = (tl.arange(0, STRIDE) + chunk * STRIDE).to(tl.uint32)
@@ -130,21 +130,21 @@ def _words(seed, position, chunk, wanted):
     return words
 
 
-@triton.jit
+@jit
 def _gumbel(word):
     u = tl.minimum(word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 1 - 5.9604644775390625e-08)
     series = u * (1 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4))))
     return -tl.log(tl.where(u < 0.015625, series, -tl.log(1 - u)))
 
 
-@triton.jit
+@jit
 def _sort_key(logits):
     """uint32 that orders like the float32 logits."""
     bits = tl.where(logits == 0, 0.0, logits).to(tl.int32, bitcast=True)
     return tl.where(bits < 0, ~bits, bits | -0x80000000).to(tl.uint32, bitcast=True)
 
 
-@triton.jit
+@jit
 def _floor(logits_row, peak, temperature, top_k, top_p, VOCAB: tl.constexpr, PASSES: tl.constexpr):
     """Sort key of the lowest logit that survives top-k and then top-p."""
     floor = tl.zeros([], tl.uint32)
@@ -160,7 +160,7 @@ def _floor(logits_row, peak, temperature, top_k, top_p, VOCAB: tl.constexpr, PAS
     return floor
 
 
-@triton.jit
+@jit
 def _highest(
     logits_row, floor, peak, temperature, wanted, COUNT: tl.constexpr, VOCAB: tl.constexpr, PASSES: tl.constexpr
 ):
@@ -176,7 +176,7 @@ def _highest(
     return found
 
 
-@triton.jit
+@jit
 def _masses(logits_row, floor, one, two, three, peak, temperature, COUNT: tl.constexpr, VOCAB: tl.constexpr):
     """Mass (or number) of the logits at or above each of three sort keys, among those at or above `floor`."""
     BLOCK: tl.constexpr = 4 * STRIDE
@@ -196,14 +196,14 @@ def _masses(logits_row, floor, one, two, three, peak, temperature, COUNT: tl.con
     return tl.sum(sum1), tl.sum(sum2), tl.sum(sum3)
 
 
-@triton.jit
+@jit
 def _draw(logits_row, floor, least, temperature, seed, position, VOCAB: tl.constexpr, CHUNKS: tl.constexpr):
     """Gumbel-max over the logits whose sort key reaches `floor` and whose value reaches `least`."""
     best = float("-inf")
     winner = VOCAB
     for chunk in range(CHUNKS):
         words = _words(seed, position, chunk, True)
-        for lane in tl.static_range(4):
+        for lane in tl.static_range(4):  # pyright: ignore[reportGeneralTypeIssues]
             token = tl.arange(0, STRIDE) + (chunk * 4 + lane) * STRIDE
             logits = tl.load(logits_row + token, mask=token < VOCAB, other=float("-inf")).to(tl.float32)
             kept = (token < VOCAB) & (_sort_key(logits) >= floor) & (logits >= least)

@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 import traceback
+from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 
@@ -48,7 +49,8 @@ def main() -> None:
     # Fresh tensors are filled with NaN, so an output that is never written shows.
     torch.use_deterministic_algorithms(True)
     interpreter._convert_float = convert_exactly(interpreter._convert_float)
-    interpreter.InterpreterBuilder.create_dot = widen_dot(interpreter.InterpreterBuilder.create_dot)
+    builder: Any = interpreter.InterpreterBuilder
+    builder.create_dot = widen_dot(builder.create_dot)
     while True:
         try:
             operation, args = pickle.load(requests)

@@ -77,7 +77,7 @@ def test_every_kind_of_step(run, step, dtype):
 
 @pytest.mark.parametrize("dtype", LIMIT)
 @pytest.mark.parametrize("heads", HEADS[1:])
-@pytest.mark.parametrize("step", [STEPS["decode"], [(10, 75), (1, 33), (0, 9), (3, 3)]], ids=["decode", "mixed"])
+@pytest.mark.parametrize("step", [[(1, 5), (1, 100), (1, 17)], [(10, 75), (1, 33), (0, 9), (3, 3)]])
 def test_head_shapes(run, step, heads, dtype):
     check(run, build(step, heads, dtype))
 
@@ -104,7 +104,7 @@ def test_rows_of_no_sequence_are_zero(run, spare_rows):
 
 
 def test_more_sequences_than_one_wide_load_counts(run):
-    step = [(1, 1 + s % 20) for s in range(257)]
+    step = [(1, 1 + s % 20) if s % 32 == 0 else (0, 3) for s in range(257)]
     check(run, build(step, (1, 1, 16), torch.float32, width=2))
 
 

@@ -32,7 +32,7 @@ def test_steps_with_prefill_are_never_split():
     assert plan(9, 8, 8192, 32, 8, 128, 2, 132).segments == 1
 
 
-@pytest.mark.parametrize("heads", [(9, 2, 64), (8, 2, 96), (8, 2, 8)])
-def test_unsupported_heads_are_refused(heads):
+@pytest.mark.parametrize(("q_heads", "kv_heads", "dim"), [(9, 2, 64), (8, 2, 96), (8, 2, 8)])
+def test_unsupported_heads_are_refused(q_heads, kv_heads, dim):
     with pytest.raises(ValueError, match="multiple|power of two"):
-        plan(1, 1, 16, *heads, 2, 132)
+        plan(1, 1, 16, q_heads, kv_heads, dim, 2, 132)

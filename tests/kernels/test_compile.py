@@ -59,7 +59,7 @@ def local_bytes(compiled, folder: Path) -> int:
 def attend(chosen: Plan, group: int = 4, dim: int = 128):
     constants = {
         "GROUP": group, "DIM": dim, "CACHE_BLOCK": 16, "BLOCK_M": chosen.block_m, "BLOCK_Q": chosen.block_m // group,
-        "BLOCK_N": chosen.block_n, "SPLIT": chosen.segments > 1, "PEEL": chosen.peel, "EXACT": False,
+        "BLOCK_N": chosen.block_n, "SPLIT": chosen.segments > 1, "PEEL": chosen.peel, "PRECISION": "tf32",
     }  # fmt: skip
     return compile_for_hopper(attention._attend, constants, chosen.warps, chosen.stages)
 

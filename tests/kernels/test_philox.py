@@ -18,7 +18,8 @@ KNOWN = [
 
 @pytest.mark.parametrize(("counter", "key", "words"), KNOWN)
 def test_known_answers(counter, key, words):
-    made = philox.philox(tuple(map(torch.tensor, counter)), tuple(map(torch.tensor, key)))
+    c0, c1, c2, c3, k0, k1 = map(torch.tensor, (*counter, *key))
+    made = philox.philox((c0, c1, c2, c3), (k0, k1))
     assert tuple(map(int, made)) == words
 
 

@@ -19,8 +19,10 @@ def rotated(heads: torch.Tensor, angles_of: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", LIMIT)
-@pytest.mark.parametrize(("q_heads", "kv_heads", "dim"), [(9, 3, 64), (8, 2, 64), (4, 4, 64), (32, 8, 128)])
-@pytest.mark.parametrize("tokens", [1, 3, 20])
+@pytest.mark.parametrize(
+    ("tokens", "q_heads", "kv_heads", "dim"),
+    [(1, 9, 3, 64), (20, 9, 3, 64), (3, 8, 2, 64), (3, 4, 4, 64), (3, 32, 8, 128)],
+)
 def test_rotation_and_cache(run, tokens, q_heads, kv_heads, dim, dtype):
     check(run, tokens, q_heads, kv_heads, dim, dtype, torch.int64)
 

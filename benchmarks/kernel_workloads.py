@@ -1,0 +1,241 @@
+"""What `benchmarks.kernels` measures: the operations of an 8B Llama's step, their inputs, work and targets."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from stoker.kernels import ops
+
+Q_HEADS, KV_HEADS, DIM, HIDDEN, INTERMEDIATE, VOCAB = 32, 8, 128, 4096, 14336, 128256
+BLOCK = 16
+DTYPE = torch.bfloat16
+# Below this many tokens a product is bound by reading its weight (H200: about 790 TFLOP/s over 4.3 TB/s).
+COMPUTE_BOUND_TOKENS = 184
+
+Call = Callable[[], object]
+
+
+class Target(NamedTuple):
+    """At least this share of the ceiling or TFLOP/s, or at most this many microseconds."""
+
+    value: float
+    unit: str
+
+    def met(self, seconds: float, rate: float, share: float) -> bool:
+        if self.unit == "us":
+            return seconds * 1e6 <= self.value
+        return (share if self.unit == "%" else rate / 1e12) * (100 if self.unit == "%" else 1) >= self.value
+
+    def __str__(self) -> str:
+        return f"{'<=' if self.unit == 'us' else '>='} {self.value:g} {self.unit}"
+
+
+class Workload(NamedTuple):
+    """`inputs()` makes fresh random inputs: our call and torch's (None where torch has no counterpart)."""
+
+    kernel: str
+    shape: str
+    moved: float  # bytes that must cross device memory; 0 where arithmetic is the limit
+    flops: float
+    target: Target | None
+    inputs: Callable[[], tuple[Call, Call | None]]
+
+
+def workloads() -> Iterator[Workload]:
+    yield decode(1, 1024, None)
+    yield decode(1, 8192, Target(60, "%"))
+    yield decode(8, 8192, Target(85, "%"))
+    yield decode(64, 1024, Target(85, "%"))
+    yield decode(256, 1024, Target(85, "%"))
+    yield decode(64, 4096, Target(85, "%"))
+    yield prefill([(2048, 2048)], None)
+    yield prefill([(4096, 4096)], Target(400, "TFLOP/s"))
+    yield prefill([(8192, 8192)], Target(400, "TFLOP/s"))
+    yield prefill([(2048, 2048)] * 4, None)
+    yield prefill([(512, 8192)], None)
+    yield prefill([(448, 1024)] + [(1, 1024)] * 64, None)
+    for tokens in (1, 64, 2048, 8192):
+        large = tokens >= 2048
+        small = Target(3, "us")
+        yield rms_norm(tokens, Target(90, "%") if large else small)
+        yield add_rms_norm(tokens, Target(90, "%") if large else small)
+        yield silu_mul(tokens, Target(90, "%") if large else None)
+        yield rope_store(tokens, Target(80, "%") if large else None)
+    for tokens in (1, 8, 64, 256, 2048, 8192):
+        yield linear("qkv", tokens, HIDDEN, (Q_HEADS + 2 * KV_HEADS) * DIM)
+        yield linear("o", tokens, HIDDEN, HIDDEN)
+        yield linear("gate_up", tokens, HIDDEN, 2 * INTERMEDIATE)
+        yield linear("down", tokens, INTERMEDIATE, HIDDEN)
+    for rows in (1, 64):
+        yield linear("lm_head", rows, HIDDEN, VOCAB)
+        yield sampler("greedy", rows, Target(40, "us"), greedily, temperature=0.0)
+        yield sampler("temperature", rows, Target(40, "us"), freely)
+        yield sampler("top-k 50", rows, Target(300, "us"), filtered_by_sorting, top_k=50)
+        yield sampler("top-p 0.9", rows, Target(300, "us"), filtered_by_sorting, top_p=0.9)
+        yield sampler("top-k 50, top-p 0.9", rows, Target(300, "us"), filtered_by_sorting, top_k=50, top_p=0.9)
+
+
+def paged(steps: list[tuple[int, int]]) -> tuple[torch.Tensor, ...]:
+    """Query, cache layer, shuffled block table, query_start and context_len of (new tokens, context) sequences."""
+    lengths, contexts = zip(*steps, strict=True)
+    width = -(-max(contexts) // BLOCK)
+    # Two layers, so that blocks are strided as they are in a model's cache.
+    cache = torch.randn(len(steps) * width + 1, 2, 2, BLOCK, KV_HEADS, DIM, dtype=DTYPE)
+    table = (torch.randperm(len(steps) * width) + 1).int().view(-1, width)
+    q = torch.randn(sum(lengths), Q_HEADS, DIM, dtype=DTYPE)
+    return q, cache[:, 1], table, torch.tensor([0, *lengths]).cumsum(0).int(), torch.tensor(contexts).int()
+
+
+def ours_over(case: tuple[torch.Tensor, ...]) -> Call:
+    q, kv_layer, table, start, context = case
+    return lambda: ops.paged_attention(q, kv_layer, table, start, context, DIM**-0.5)
+
+
+def dense_attention(case: tuple[torch.Tensor, ...], sequences: int, context: int, causal: bool) -> Call:
+    """torch SDPA of the same queries over contiguous keys and values, without paging."""
+    q = case[0].view(sequences, -1, Q_HEADS, DIM).transpose(1, 2)
+    keys, values = torch.randn(2, sequences, KV_HEADS, context, DIM, dtype=DTYPE)
+    return lambda: F.scaled_dot_product_attention(q, keys, values, is_causal=causal, enable_gqa=True)
+
+
+def decode(batch: int, context: int, target: Target | None) -> Workload:
+    def inputs() -> tuple[Call, Call]:
+        case = paged([(1, context)] * batch)
+        return ours_over(case), dense_attention(case, batch, context, causal=False)
+
+    moved = 2 * (2 * batch * context * KV_HEADS * DIM + 2 * batch * Q_HEADS * DIM)
+    return Workload("attention, decode", f"B {batch}, ctx {context}", moved, 0, target, inputs)
+
+
+def prefill(steps: list[tuple[int, int]], target: Target | None) -> Workload:
+    new, context = steps[0]
+    whole_prompts = all(step == (context, context) for step in steps)
+
+    def inputs() -> tuple[Call, Call | None]:
+        case = paged(steps)
+        return ours_over(case), dense_attention(case, len(steps), context, causal=True) if whole_prompts else None
+
+    # The last of n new tokens sees c keys, the first c - n + 1; two products of 2 D operations per key and head.
+    seen = sum(n * (c - n) + n * (n + 1) / 2 for n, c in steps)
+    count = f"{len(steps)} x {new}" if len(set(steps)) == 1 else f"{new} + {len(steps) - 1} x 1"
+    return Workload("attention, prefill", f"{count}, ctx {context}", 0, 4 * seen * Q_HEADS * DIM, target, inputs)
+
+
+def rms_norm(tokens: int, target: Target) -> Workload:
+    weight = torch.ones(HIDDEN, dtype=DTYPE)
+
+    def inputs() -> tuple[Call, Call]:
+        x = torch.randn(tokens, HIDDEN, dtype=DTYPE)
+        return lambda: ops.rms_norm(x, weight, 1e-5), lambda: F.rms_norm(x, (HIDDEN,), weight, 1e-5)
+
+    return Workload("rms_norm", f"T {tokens}", 4 * tokens * HIDDEN, 0, target, inputs)
+
+
+def add_rms_norm(tokens: int, target: Target) -> Workload:
+    weight = torch.ones(HIDDEN, dtype=DTYPE)
+
+    def inputs() -> tuple[Call, Call]:
+        x, residual = torch.zeros(tokens, HIDDEN, dtype=DTYPE), torch.randn(tokens, HIDDEN, dtype=DTYPE)
+        return (
+            lambda: ops.add_rms_norm(x, residual, weight, 1e-5),
+            lambda: F.rms_norm(residual.add_(x), (HIDDEN,), weight, 1e-5),
+        )
+
+    return Workload("add_rms_norm", f"T {tokens}", 8 * tokens * HIDDEN, 0, target, inputs)
+
+
+def silu_mul(tokens: int, target: Target | None) -> Workload:
+    def inputs() -> tuple[Call, Call]:
+        x = torch.randn(tokens, 2 * INTERMEDIATE, dtype=DTYPE)
+        gate, up = x.chunk(2, dim=-1)
+        return lambda: ops.silu_mul(x), lambda: F.silu(gate) * up
+
+    return Workload("silu_mul", f"T {tokens}", 6 * tokens * INTERMEDIATE, 0, target, inputs)
+
+
+def rope_store(tokens: int, target: Target | None) -> Workload:
+    angles = torch.rand(8192, DIM // 2) * 6
+    cos_sin, positions = torch.cat((angles.cos(), angles.sin()), 1), torch.arange(tokens)
+
+    def inputs() -> tuple[Call, Call]:
+        qkv = torch.randn(tokens, Q_HEADS + 2 * KV_HEADS, DIM, dtype=DTYPE)
+        q, k, v = qkv.split((Q_HEADS, KV_HEADS, KV_HEADS), dim=1)
+        blocks = -(-tokens // BLOCK) + 1
+        cache = torch.zeros(blocks, 2, 2, BLOCK, KV_HEADS, DIM, dtype=DTYPE)[:, 1]
+        slots = torch.randperm(blocks * BLOCK)[:tokens]
+        step = (q, k, v, cos_sin, positions, cache, slots)
+        return lambda: ops.rope_store(*step), lambda: rope_store_eagerly(*step)
+
+    moved = 2 * 2 * tokens * (Q_HEADS + 2 * KV_HEADS) * DIM
+    return Workload("rope_store", f"T {tokens}", moved, 0, target, inputs)
+
+
+def rope_store_eagerly(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    """What a model in plain torch does: separate rotations in bf16, then indexed writes."""
+    cos, sin = cos_sin[positions, None].to(q.dtype).chunk(2, dim=-1)
+
+    def rotated(x: torch.Tensor) -> torch.Tensor:
+        low, high = x.chunk(2, dim=-1)
+        return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
+
+    block, offset = slots // BLOCK, slots % BLOCK
+    cache[block, 0, offset] = rotated(k)
+    cache[block, 1, offset] = v
+    return rotated(q)
+
+
+def linear(name: str, tokens: int, depth: int, width: int) -> Workload:
+    def inputs() -> tuple[Call, None]:
+        x, weight = torch.randn(tokens, depth, dtype=DTYPE), torch.randn(width, depth, dtype=DTYPE)
+        return lambda: ops.linear(x, weight), None
+
+    moved = 2 * (width * depth + tokens * (width + depth)) if tokens < COMPUTE_BOUND_TOKENS else 0
+    target = Target(85, "%") if tokens == 1 else None
+    return Workload(f"linear, {name}", f"M {tokens}", moved, 2 * tokens * width * depth, target, inputs)
+
+
+def sampler(
+    name: str,
+    rows: int,
+    target: Target,
+    in_torch: Callable[[torch.Tensor, int, float], torch.Tensor],
+    temperature: float = 0.7,
+    top_k: int = 0,
+    top_p: float = 1.0,
+) -> Workload:
+    ones, seed = torch.ones(rows), torch.arange(rows)
+    params = (ones * temperature, (ones * top_k).int(), ones * top_p, ones * 0, seed, seed)
+
+    def inputs() -> tuple[Call, Call]:
+        logits = torch.randn(rows, VOCAB, dtype=DTYPE) * 3
+        return lambda: ops.sample(logits, *params), lambda: in_torch(logits, top_k, top_p)
+
+    return Workload(f"sample, {name}", f"B {rows}", 2 * rows * VOCAB, 0, target, inputs)
+
+
+def greedily(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
+    return logits.argmax(-1)
+
+
+def freely(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
+    weight = (logits.float() / 0.7).softmax(-1)
+    return (weight / torch.empty_like(weight).exponential_()).argmax(-1)
+
+
+def filtered_by_sorting(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
+    """Sort, cut and draw among what is left."""
+    ordered, tokens = (logits.float() / 0.7).sort(-1, descending=True)
+    if top_k:
+        ordered[:, top_k:] = -torch.inf
+    weight = ordered.softmax(-1)
+    weight = weight.masked_fill(weight.cumsum(-1) - weight > top_p, 0)
+    return tokens.gather(1, (weight / torch.empty_like(weight).exponential_()).argmax(-1, keepdim=True))
