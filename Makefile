@@ -11,9 +11,9 @@ up: .venv/.installed
 	$(BIN)/python -m examples.demo --stay
 
 test: .venv/.installed-dev
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup
 
-lint: .venv/.installed-dev .typecheck/stoker
+lint: .venv/.installed-dev typecheck/stoker
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
@@ -35,6 +35,6 @@ wheel: .venv/.installed
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
 	touch $@
 
-.typecheck/stoker:
-	mkdir -p .typecheck
+typecheck/stoker:
+	mkdir -p typecheck
 	ln -sfn .. $@

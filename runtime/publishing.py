@@ -18,7 +18,10 @@ def push_model(source: Path, destination: str, on_progress: Progress | None = No
         return push_folder(source, destination, on_progress)
     if source.suffix != ".gguf" or not source.is_file():
         raise InvalidSpec(f"{source} is neither a Hugging Face model folder nor a .gguf file")
-    from stoker.coldstart.gguf_model import convert_gguf
+    try:
+        from stoker.coldstart.gguf_model import convert_gguf
+    except ModuleNotFoundError as error:
+        raise InvalidSpec("reading .gguf files needs the package gguf: pip install 'stoker[gguf]'") from error
 
     with tempfile.TemporaryDirectory() as scratch:
         convert_gguf(source, Path(scratch))

@@ -147,9 +147,12 @@ class EngineLink:
 
 
 def device_environment(device: str) -> dict[str, str]:
-    """`cuda:3` becomes the only visible GPU, so that the process never opens a context on another one."""
+    """`cuda:3` becomes the only visible GPU, so that the process never opens a context on another one.
+
+    On a CPU, waiting threads sleep: spinning ones take the cores from whoever they wait for on a shared machine.
+    """
     if device == "cpu":
-        return {"CUDA_VISIBLE_DEVICES": ""}
+        return {"CUDA_VISIBLE_DEVICES": "", "OMP_WAIT_POLICY": "PASSIVE"}
     return {"CUDA_VISIBLE_DEVICES": device.partition(":")[2] or "0"}
 
 

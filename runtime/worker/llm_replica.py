@@ -42,6 +42,10 @@ class LlmReplica(Replica):
                 await self._load_weights()
             except EngineDied as error:
                 raise StartFailed({"type": "internal_error", "message": str(error), "code": "engine_died"}) from error
+            finally:
+                # The ring is free for the next load only when no fetch thread can write to it any more.
+                if self._feed:
+                    await asyncio.to_thread(self._feed.cancel)
 
     async def _load_weights(self) -> None:
         self.state = "loading"
@@ -76,8 +80,6 @@ class LlmReplica(Replica):
         return {"t": "load", "model": self.id, "manifest": manifest.pack(), "documents": wanted, "options": options}
 
     async def unload(self) -> None:
-        if self._feed:
-            await asyncio.to_thread(self._feed.cancel)
         if self._entered:
             with contextlib.suppress(EngineDied):
                 self._engine.send({"t": "unload", "model": self.id})
