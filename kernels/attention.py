@@ -78,44 +78,25 @@ def _attend(
 ):  # fmt: skip
     # The last programs have the longest causal rows: start them first.
     index = tl.num_programs(1) - 1 - tl.program_id(1)
-    sequence = _sequence_of(index, query_start_ptr, sequences, BLOCK_Q)
-    # Rows behind the last sequence act as one more sequence, without context, so that they come out as zeros.
-    start = tl.load(query_start_ptr + sequence)
-    stop = tl.load(query_start_ptr + sequence + 1, mask=sequence < sequences, other=tokens)
-    context = tl.load(context_ptr + sequence, mask=sequence < sequences, other=0)
-    length = stop - start
-    first = (index - start // BLOCK_Q - sequence) * BLOCK_Q
+    sequence, start, length, context, first = _owned(index, query_start_ptr, context_ptr, tokens, sequences, BLOCK_Q)
     if first >= length:
         return
 
     row = tl.arange(0, BLOCK_M)
     local = first + row // GROUP
     valid = (row < BLOCK_Q * GROUP) & (local < length)
-    head = tl.program_id(0) * GROUP + row % GROUP
     token = (start + local).to(tl.int64)
+    head = tl.program_id(0) * GROUP + row % GROUP
     column = tl.arange(0, DIM)[None, :]
     q = tl.load(q_ptr + (token * q_stride + head * DIM)[:, None] + column, mask=valid[:, None], other=0)
 
-    position = context - length + local
     visible = context - length + tl.minimum(first + BLOCK_Q, length)
     begin, plain, end = _tile_range(context - length + first + 1, visible, BLOCK_N, SPLIT, PEEL)
-    keys = kv_ptr + tl.program_id(0) * DIM
-    table = table_ptr + sequence.to(tl.int64) * table_stride
-    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    mixed = tl.zeros([BLOCK_M, DIM], tl.float32)
-    if PEEL:
-        for tile in range(begin, plain):
-            peak, total, mixed = _tile(
-                peak, total, mixed, q, keys, table, tile * BLOCK_N, context, position, scale,
-                block_stride, value_stride, entry_stride, DIM, CACHE_BLOCK, BLOCK_N, False, PRECISION,
-            )  # fmt: skip
-    for tile in range(plain, end):
-        peak, total, mixed = _tile(
-            peak, total, mixed, q, keys, table, tile * BLOCK_N, context, position, scale,
-            block_stride, value_stride, entry_stride, DIM, CACHE_BLOCK, BLOCK_N, True, PRECISION,
-        )  # fmt: skip
-
+    peak, total, mixed = _attended(
+        q, kv_ptr + tl.program_id(0) * DIM, table_ptr + sequence.to(tl.int64) * table_stride,
+        begin, plain, end, context, context - length + local, scale, block_stride, value_stride, entry_stride,
+        DIM, CACHE_BLOCK, BLOCK_M, BLOCK_N, PEEL, PRECISION,
+    )  # fmt: skip
     cell = token * GROUP * tl.num_programs(0) + head
     if SPLIT:
         cell = cell * tl.num_programs(2) + tl.program_id(2)
@@ -125,6 +106,17 @@ def _attend(
     else:
         mixed = mixed / tl.where(total == 0, 1.0, total)[:, None]
     tl.store(out_ptr + cell[:, None] * DIM + column, mixed.to(out_ptr.dtype.element_ty), mask=valid[:, None])
+
+
+@jit
+def _owned(index, query_start_ptr, context_ptr, tokens, sequences, BLOCK_Q: tl.constexpr):
+    """Program `index`'s sequence, that one's first row, new tokens and context, and the first new token to work on."""
+    sequence = _sequence_of(index, query_start_ptr, sequences, BLOCK_Q)
+    # Rows behind the last sequence act as one more sequence, without context, so that they come out as zeros.
+    start = tl.load(query_start_ptr + sequence)
+    stop = tl.load(query_start_ptr + sequence + 1, mask=sequence < sequences, other=tokens)
+    context = tl.load(context_ptr + sequence, mask=sequence < sequences, other=0)
+    return sequence, start, stop - start, context, (index - start // BLOCK_Q - sequence) * BLOCK_Q
 
 
 @jit
@@ -155,6 +147,30 @@ def _tile_range(unmasked, visible, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, P
     if PEEL:
         plain = tl.maximum(tl.minimum(unmasked // BLOCK_N, end), begin)
     return begin, plain, end
+
+
+@jit
+def _attended(
+    q, keys, table, begin, plain, end, context, position, scale, block_stride, value_stride, entry_stride,
+    DIM: tl.constexpr, CACHE_BLOCK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PEEL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Peak score, sum of weights and weighted values [BLOCK_M, DIM] over the key tiles [begin, end)."""
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    mixed = tl.zeros([BLOCK_M, DIM], tl.float32)
+    if PEEL:
+        for tile in range(begin, plain):
+            peak, total, mixed = _tile(
+                peak, total, mixed, q, keys, table, tile * BLOCK_N, context, position, scale,
+                block_stride, value_stride, entry_stride, DIM, CACHE_BLOCK, BLOCK_N, False, PRECISION,
+            )  # fmt: skip
+    for tile in range(plain, end):
+        peak, total, mixed = _tile(
+            peak, total, mixed, q, keys, table, tile * BLOCK_N, context, position, scale,
+            block_stride, value_stride, entry_stride, DIM, CACHE_BLOCK, BLOCK_N, True, PRECISION,
+        )  # fmt: skip
+    return peak, total, mixed
 
 
 @jit

@@ -42,6 +42,16 @@ def convert_exactly(convert):
     return converted
 
 
+def index_scalars(patch):
+    """Triton 3.6 turns a one-element array into an integer in a way that NumPy 2.4 no longer allows."""
+
+    def patched(tensor, scope):
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+
+    return patched
+
+
 def main() -> None:
     requests, answers = os.fdopen(0, "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -49,6 +59,7 @@ def main() -> None:
     # Fresh tensors are filled with NaN, so an output that is never written shows.
     torch.use_deterministic_algorithms(True)
     interpreter._convert_float = convert_exactly(interpreter._convert_float)
+    interpreter._patch_lang_tensor = index_scalars(interpreter._patch_lang_tensor)
     builder: Any = interpreter.InterpreterBuilder
     builder.create_dot = widen_dot(builder.create_dot)
     while True:
