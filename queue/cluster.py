@@ -117,11 +117,15 @@ class Cluster:
         await self._redis.publish(BELL, b"")
 
 
-class ControllerBell:
-    """The controller's ear: one pub/sub connection that reconnects by itself; `wait` also returns on a timeout."""
+class Signal:
+    """Wakes on any message of one channel (`BELL`, `WANTED`): a pub/sub connection that reconnects by itself.
 
-    def __init__(self, url: str, connect: Callable[[str], Redis]) -> None:
+    A message is only a hint to look; `wait` also returns on a timeout, and rings once after each reconnect.
+    """
+
+    def __init__(self, url: str, connect: Callable[[str], Redis], channel: str) -> None:
         self._url = url
+        self._channel = channel
         self._connect = connect
         self._rung = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -150,7 +154,8 @@ class ControllerBell:
             client = self._connect(self._url)
             try:
                 async with client.pubsub(ignore_subscribe_messages=True) as pubsub:
-                    await pubsub.subscribe(BELL)
+                    await pubsub.subscribe(self._channel)
+                    self._rung.set()
                     while True:
                         if await pubsub.get_message(timeout=5.0):
                             self._rung.set()

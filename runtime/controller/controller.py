@@ -14,7 +14,7 @@ from typing import Any
 from redis.exceptions import RedisError
 from stoker.queue.broker import Broker
 from stoker.queue.client import connect
-from stoker.queue.cluster import Cluster, ControllerBell, Host
+from stoker.queue.cluster import BELL, Cluster, Host, Signal
 from stoker.queue.records import Backlog
 from stoker.runtime.controller.policy import Decision, Demand, Failures, Placed, View, Wanted, decide
 from stoker.runtime.controller.provider import Provider
@@ -37,7 +37,7 @@ class Controller:
         self._provider = provider
         self._failures: Mapping[str, Failures] = {}
 
-    async def run(self, bell: ControllerBell, stop: asyncio.Event) -> None:
+    async def run(self, bell: Signal, stop: asyncio.Event) -> None:
         while not stop.is_set():
             try:
                 await self.sweep()
@@ -117,7 +117,7 @@ async def serve(settings: Settings, provider_factory: Any) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     cluster = Cluster(client)
-    bell = ControllerBell(settings.redis_url, connect)
+    bell = Signal(settings.redis_url, connect, BELL)
     await bell.start()
     stopping = asyncio.create_task(stop.wait())
     stopping.add_done_callback(lambda _: bell.ring())

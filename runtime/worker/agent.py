@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 from stoker.coldstart.ring import Ring
 from stoker.queue.broker import Broker
 from stoker.queue.client import connect
-from stoker.queue.cluster import Cluster
+from stoker.queue.cluster import WANTED, Cluster, Signal
 from stoker.queue.events import Bells
 from stoker.runtime.settings import Settings
 from stoker.runtime.spec import FunctionSpec
@@ -27,6 +27,7 @@ from stoker.runtime.worker.reconcile import compare
 from stoker.runtime.worker.replica import Replica
 
 REPORT_S = 0.5
+RECONCILE_S = 0.1
 DRAIN_S = 30.0
 RING_SLOTS = 16
 
@@ -42,9 +43,10 @@ def find_devices() -> list[str]:
 class Agent:
     """Three loops: reconcile (wanted replicas), beat (leases), report (to controller and gateways)."""
 
-    def __init__(self, host: Host, cluster: Cluster) -> None:
+    def __init__(self, host: Host, cluster: Cluster, wanted: Signal) -> None:
         self._host = host
         self._cluster = cluster
+        self._wanted = wanted
         self._replicas: dict[str, Replica] = {}
         self._stopping: set[asyncio.Task[None]] = set()
         self._last_states: dict[str, str] = {}
@@ -66,7 +68,7 @@ class Agent:
 
     def _loops(self) -> list[tuple[Any, float]]:
         lease_s = self._host.settings.lease_ms / 1000
-        return [(self._reconcile, 0.1), (self._beat, lease_s / 3), (self._report, REPORT_S)]
+        return [(self._reconcile, 0.0), (self._beat, lease_s / 3), (self._report, REPORT_S)]
 
     async def _forever(self, work: Any, pause: float) -> None:
         """A server that is away is waited for; any other failure is logged and the loop goes on."""
@@ -91,6 +93,7 @@ class Agent:
             self._stop(id)
         if self._states() != self._last_states:
             await self._report()
+        await self._wanted.wait(RECONCILE_S)
 
     def _make(self, id: str, record: dict[str, Any]) -> Replica:
         spec = FunctionSpec.from_dict(record["spec"])
@@ -163,11 +166,14 @@ async def serve(settings: Settings, host_id: str) -> None:
     bells = Bells(settings.redis_url, worker, on_cancel=lambda job_id: agents[0].lose(job_id, "cancelled"))
     ring = Ring.create(RING_SLOTS)
     broker = Broker(client, lease_ms=settings.lease_ms)
-    agents.append(Agent(Host(host_id, worker, settings, broker, bells, ring, find_devices()), Cluster(client)))
+    wanted = Signal(settings.redis_url, connect, WANTED)
+    agents.append(Agent(Host(host_id, worker, settings, broker, bells, ring, find_devices()), Cluster(client), wanted))
     await bells.start()
+    await wanted.start()
     try:
         await agents[0].run(stop)
     finally:
+        await wanted.close()
         await bells.close()
         await client.aclose()
         ring.close()
