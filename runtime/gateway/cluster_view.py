@@ -30,14 +30,19 @@ class ClusterView:
         self._broker = broker
         self._cluster = cluster
         self._registry = registry
-        self._lock = asyncio.Lock()
-        self._last: tuple[float, Snapshot] | None = None
+        self._started = 0.0
+        self._reading: asyncio.Task[Snapshot] | None = None
 
     async def snapshot(self) -> Snapshot:
-        async with self._lock:
-            if self._last is None or time.monotonic() - self._last[0] > FRESH_S:
-                self._last = (time.monotonic(), await self._read())
-            return self._last[1]
+        """All who ask during one read share it, also when it fails."""
+        if self._reading is None or (self._reading.done() and self._is_stale(self._reading)):
+            self._started = time.monotonic()
+            self._reading = asyncio.create_task(self._read())
+            self._reading.add_done_callback(failed)
+        return await asyncio.shield(self._reading)
+
+    def _is_stale(self, reading: asyncio.Task[Snapshot]) -> bool:
+        return failed(reading) or time.monotonic() - self._started > FRESH_S
 
     async def _read(self) -> Snapshot:
         functions = await self._registry.all()
@@ -45,3 +50,7 @@ class ClusterView:
         hosts = await self._cluster.hosts()
         wanted = await self._cluster.hosts_wanted()
         return Snapshot(functions, backlogs, [host.body for host in hosts.values()], len(wanted or []))
+
+
+def failed(reading: asyncio.Task[Snapshot]) -> bool:
+    return reading.cancelled() or reading.exception() is not None

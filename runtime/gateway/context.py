@@ -23,6 +23,7 @@ from stoker.runtime.gateway.settings import GatewaySettings
 from stoker.runtime.gateway.waiting import wait_reason
 
 START_PATIENCE_S = 30.0
+WHY_TIMEOUT_S = 2.0
 
 log = logging.getLogger("stoker.gateway")
 
@@ -55,13 +56,14 @@ class Gateway:
     async def why_waiting(self, job_id: str) -> str:
         """The comment of a stream that has nothing to say yet. If the job has ended, its last events are read now."""
         try:
-            job = await self.broker.job(job_id)
-            if job is None or job.state.terminal:
-                self.bus.read(job_id)
-                return "waiting for the last events"
-            view = await self.view.snapshot()
-        except RedisError:
+            async with asyncio.timeout(WHY_TIMEOUT_S):
+                job = await self.broker.job(job_id)
+                view = await self.view.snapshot()
+        except (RedisError, TimeoutError):
             return "waiting for the queue"
+        if job is None or job.state.terminal:
+            self.bus.read(job_id)
+            return "waiting for the last events"
         return wait_reason(job, view.backlogs.get(job.function), view.hosts, view.wanted_hosts) or str(job.state)
 
     async def finish_background(self, grace_s: float) -> None:

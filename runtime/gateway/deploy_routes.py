@@ -20,6 +20,7 @@ from stoker.runtime.gateway.cluster_view import Snapshot
 from stoker.runtime.gateway.context import Gateway
 from stoker.runtime.gateway.endpoint import Incoming, Json
 from stoker.runtime.gateway.errors import ApiError, bad_request, function_not_found, invalid_fields
+from stoker.runtime.gateway.prompts import PromptEncoder
 from stoker.runtime.gateway.waiting import replicas_of
 from stoker.runtime.spec import FunctionSpec, InvalidSpec, check_name
 from typing_extensions import TypedDict
@@ -111,9 +112,11 @@ def bundle_key(digest: str) -> str:
 async def put_function(incoming: Incoming) -> Response:
     spec = spec_of(incoming.path("name"), incoming.object())
     gateway = incoming.gateway
-    revision = await check_parts(gateway, spec)
+    encoder = await check_parts(gateway, spec)
     if not spec.version:
-        spec = replace(spec, version=version_of(spec, revision))
+        spec = replace(spec, version=version_of(spec, encoder.facts.revision if encoder else spec.code))
+    if encoder is not None:
+        gateway.prompts.keep(spec, encoder)
     existed = await gateway.cluster.function(spec.name) is not None
     await gateway.broker.set_limits(spec.name, Limits(max_queued=spec.limits.max_queued))
     await gateway.registry.put(spec)
@@ -137,15 +140,14 @@ def spec_of(name: str, body: Mapping[str, Any]) -> FunctionSpec:
         raise invalid_fields(error, "spec") from None
 
 
-async def check_parts(gateway: Gateway, spec: FunctionSpec) -> str:
-    """That what the spec points at exists and can be read; returns the revision of its weights or code."""
+async def check_parts(gateway: Gateway, spec: FunctionSpec) -> PromptEncoder | None:
+    """That what the spec points at exists and can be read; returns what was read of a language model."""
     if spec.kind == "embed":
         raise bad_request("Functions of kind 'embed' can't be served yet.", param="spec.kind")
     if spec.kind == "python":
-        await check_code(gateway, spec)
-        return spec.code
+        return await check_code(gateway, spec)
     try:
-        return (await gateway.prompts.load(spec.weights)).facts.revision
+        return await gateway.prompts.load(spec.weights)
     except ColdStartError as error:
         raise bad_request(
             f"The weights can't be used: {error}.", param="spec.weights", code=type(error).__name__

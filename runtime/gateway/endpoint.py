@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from starlette.datastructures import Headers, QueryParams
+from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 from stoker.runtime.gateway.auth import Caller, identify
@@ -38,10 +38,6 @@ class Incoming:
     @property
     def started(self) -> float:
         return self.scope[STARTED]
-
-    @property
-    def query(self) -> QueryParams:
-        return QueryParams(self.scope["query_string"])
 
     def path(self, name: str) -> str:
         return self.scope["path_params"][name]

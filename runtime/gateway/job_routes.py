@@ -30,7 +30,7 @@ async def cancel_job(incoming: Incoming) -> Response:
 async def job_events(incoming: Incoming) -> Response:
     """Everything the job says, from the start or after `Last-Event-ID`; 204 when the last event was seen already."""
     job = await own_job(incoming)
-    after = incoming.headers.get("last-event-id", "") or incoming.query.get("after", "")
+    after = incoming.headers.get("last-event-id", "")
     if after == LAST:
         return Response(status_code=204)
     if after and not STREAM_ID.fullmatch(after):

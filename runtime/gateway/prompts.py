@@ -153,6 +153,12 @@ class PromptEncoders:
             self._loads.popitem(last=False)
         return await asyncio.shield(self._loads[key])
 
+    def keep(self, spec: FunctionSpec, encoder: PromptEncoder) -> None:
+        """Spares the first request of a new deployment the load."""
+        loaded: asyncio.Future[PromptEncoder] = asyncio.get_running_loop().create_future()
+        loaded.set_result(encoder)
+        self._loads[spec.weights, spec.version] = loaded
+
     def load(self, weights: str) -> asyncio.Future[PromptEncoder]:
         load = asyncio.get_running_loop().run_in_executor(self._pool, load_encoder, weights)
         load.add_done_callback(failed)

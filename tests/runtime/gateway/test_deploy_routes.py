@@ -1,4 +1,5 @@
 import hashlib
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,20 @@ async def test_a_language_model_needs_readable_weights(
     assert (await http.put("/v1/functions/chat", json={"spec": spec})).status_code == 201
     assert "chat" in [model["id"] for model in (await http.get("/v1/models")).json()["data"]]
     assert (await http.delete("/v1/functions/chat")).status_code == 200
+
+
+@pytest.mark.real_model
+async def test_what_a_deployment_read_serves_the_first_requests(
+    http: httpx.AsyncClient, broker: Broker, smollm2_store_url: str, tmp_path: Path
+) -> None:
+    """The store may even be gone by then."""
+    shutil.copytree(smollm2_store_url.removeprefix("file://"), tmp_path / "model")
+    spec = {"kind": "llm", "weights": (tmp_path / "model").as_uri()}
+    assert (await http.put("/v1/functions/kept", json={"spec": spec})).status_code == 201
+    shutil.rmtree(tmp_path / "model")
+    job = await http.post("/v1/functions/kept/jobs", json={"prompt": "Once"})
+    assert job.status_code == 202
+    await http.delete("/v1/functions/kept")
 
 
 SHA = "ab" * 32
