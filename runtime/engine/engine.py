@@ -63,16 +63,15 @@ class Engine:
             self.scheduler.remove(sequence)
 
     def step(self) -> list[Delta]:
-        deltas, self._outbox = self._outbox, []
         work = self.scheduler.schedule()
-        if work:
-            self._steps += 1
-            deltas += self.scheduler.commit(work, self._outcomes(work))
-        elif self._sequences:
+        if not work and self._sequences:
             raise RuntimeError(f"no progress is possible: {self.stats()}")
+        self._steps += bool(work)
+        deltas = self.scheduler.commit(work, self._outcomes(work) if work else [])
         for finished in (item.request_id for item in deltas if item.finish_reason):
-            self._sequences.pop(finished, None)
-        return deltas
+            del self._sequences[finished]
+        earlier, self._outbox = self._outbox, []
+        return earlier + deltas
 
     def has_work(self) -> bool:
         return bool(self._outbox or self._sequences)

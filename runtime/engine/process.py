@@ -53,6 +53,9 @@ def arguments() -> argparse.Namespace:
 
 def start(channel: Channel, ring: Ring, timeline: Timeline) -> "Models":
     """Imports what takes long here, where the timeline sees it."""
+    # Threads that wait for each other by spinning burn the cores that the gateway and the agent need, and are several
+    # times slower as soon as those are busy. OpenMP reads this once, when torch loads it.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with timeline.phase("import torch"):
         import torch
     with timeline.phase("import engine"):

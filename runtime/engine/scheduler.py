@@ -9,7 +9,6 @@ from bisect import insort
 from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from itertools import islice
 from typing import NamedTuple
 
 from stoker.runtime.engine.blocks import BlockPool, Entry
@@ -19,7 +18,7 @@ from stoker.runtime.engine.sequence import Sequence
 
 # A waiting sequence that doesn't fit is passed by at most this many smaller ones; then all others wait for it.
 MAX_OVERTAKES = 8
-# How far behind the head of the queue an admissible sequence is looked for.
+# How many waiting sequences that don't fit are looked at before the search for one that does is given up.
 LOOKAHEAD = 16
 
 
@@ -127,8 +126,8 @@ class Scheduler:
     def _admit(self, work: list[Work], budget: int) -> None:
         passed: list[Sequence] = []
         pending = self._pending_keys()
-        for sequence in list(islice(self.waiting, LOOKAHEAD)):
-            if not budget or len(self.running) == self._max_seqs:
+        for sequence in list(self.waiting):
+            if not budget or len(self.running) == self._max_seqs or len(passed) == LOOKAHEAD:
                 return
             hits = self._hits(sequence)
             if not self._is_held(sequence, len(hits), pending) and self._fits(sequence, hits):

@@ -165,6 +165,18 @@ def test_abort_in_every_state(tiny: "TinyModel") -> None:
     assert_idle(engine)
 
 
+def test_an_aborted_id_may_come_back_at_once(tiny: "TinyModel") -> None:
+    engine = tiny.engine()
+    engine.submit(request())
+    engine.step()
+    engine.abort("r")
+    engine.submit(request())
+    deltas = finish(engine)["r"]
+    assert (deltas[0].finish_reason, deltas[-1].finish_reason) == ("abort", "length")
+    assert tokens(deltas) == tiny.engine().generate([request()])["r"]
+    assert_idle(engine)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("where", [0, 5, 29, 59])
 def test_non_finite_values_end_their_own_request_only(tiny: "TinyModel", value: float, where: int) -> None:

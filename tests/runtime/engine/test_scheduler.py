@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 import pytest
 from stoker.runtime.engine.blocks import BlockPool
 from stoker.runtime.engine.request import Delta, GenerationRequest, SamplingParams
-from stoker.runtime.engine.scheduler import MAX_OVERTAKES, Outcome, Scheduler, Work
+from stoker.runtime.engine.scheduler import LOOKAHEAD, MAX_OVERTAKES, Outcome, Scheduler, Work
 from stoker.runtime.engine.sequence import Sequence
 
 
@@ -150,6 +150,14 @@ def test_a_burst_with_a_shared_prefix_computes_it_once() -> None:
     assert bench.step()[0] == [("a", 40, 25), ("other", 0, 10)]
     assert bench.step()[0] == [("a", 65, 1), ("other", 10, 1), ("b", 64, 1), ("c", 64, 1), ("d", 64, 1)]
     assert bench.scheduler.computed_tokens == 40 + 35 + 5
+
+
+def test_a_large_burst_is_admitted_in_one_step_once_its_prefix_is_there() -> None:
+    bench = Bench(blocks=400, budget=200, max_seqs=100)
+    for i in range(3 * LOOKAHEAD):
+        bench.add(str(i), [*range(64), 1000 + i])
+    assert bench.step()[0] == [("0", 0, 65)]
+    assert len(bench.step()[0]) == 3 * LOOKAHEAD
 
 
 def test_when_the_leader_of_a_burst_goes_the_next_one_leads() -> None:
