@@ -83,15 +83,21 @@ local function next_id(level, tenant)
   end
 end
 
+-- By virtual time, then by name, so that the order does not depend on how many are claimed at once.
+local function before(tenant, other)
+  local mine, theirs = virtual[tenant.name], virtual[other.name]
+  return mine < theirs or (mine == theirs and tenant.name < other.name)
+end
+
 -- Tenants come sorted by where they started, and only ever move up.
 local function least_served(level)
   while true do
     local best
     for _, tenant in ipairs(level.tenants) do
-      if best and virtual[best.name] <= tenant.start then
+      if best and virtual[best.name] < tenant.start then
         break
       end
-      if not tenant.spent and (not best or virtual[tenant.name] < virtual[best.name]) then
+      if not tenant.spent and (not best or before(tenant, best)) then
         best = tenant
       end
     end

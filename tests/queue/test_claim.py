@@ -7,7 +7,7 @@ from stoker.queue.broker import Broker
 from stoker.queue.records import Claim, Completion, Emission, Failure, NewJob
 
 
-async def enqueue_all(broker: Broker, jobs: list[NewJob]) -> list[str]:
+async def enqueue_in_order(broker: Broker, jobs: list[NewJob]) -> list[str]:
     for new in jobs:
         await broker.enqueue(new)
     return [new.id for new in jobs]
@@ -30,7 +30,7 @@ async def test_a_claim_carries_the_job(broker: Broker, job) -> None:
 
 
 async def test_first_come_first_served_within_a_lane(broker: Broker, job) -> None:
-    order = await enqueue_all(broker, [job() for _ in range(7)])
+    order = await enqueue_in_order(broker, [job() for _ in range(7)])
     served = [claim for size in (3, 1, 8) for claim in await broker.claim("f", "w", size)]
     assert ids(served) == order
     fences = [claim.fence for claim in served]
@@ -39,15 +39,15 @@ async def test_first_come_first_served_within_a_lane(broker: Broker, job) -> Non
 
 
 async def test_urgent_before_normal_before_batch(broker: Broker, job) -> None:
-    order = await enqueue_all(broker, [job(priority=priority) for priority in (2, 1, 0)])
+    order = await enqueue_in_order(broker, [job(priority=priority) for priority in (2, 1, 0)])
     assert ids(await broker.claim("f", "w", 8)) == order[::-1]
 
 
 async def test_batch_work_is_not_starved_by_urgent_work(broker: Broker, job) -> None:
     """Every ninth job, at the latest, comes from a priority that waits."""
-    await enqueue_all(broker, [job(priority=0) for _ in range(100)])
-    normal = set(await enqueue_all(broker, [job(priority=1) for _ in range(5)]))
-    batch = set(await enqueue_all(broker, [job(priority=2) for _ in range(5)]))
+    await enqueue_in_order(broker, [job(priority=0) for _ in range(100)])
+    normal = set(await enqueue_in_order(broker, [job(priority=1) for _ in range(5)]))
+    batch = set(await enqueue_in_order(broker, [job(priority=2) for _ in range(5)]))
     served = [job_id for size in [1] * 20 + [16] * 3 for job_id in ids(await broker.claim("f", "w", size))]
     for waiting in (normal, batch):
         positions = [i for i, job_id in enumerate(served) if job_id in waiting]
@@ -57,9 +57,9 @@ async def test_batch_work_is_not_starved_by_urgent_work(broker: Broker, job) -> 
 
 
 async def test_a_batch_has_one_key_and_starts_with_the_fair_head(broker: Broker, job) -> None:
-    small = await enqueue_all(broker, [job(tenant="a", batch_key="small") for _ in range(2)])
-    large = await enqueue_all(broker, [job(tenant="a", batch_key="large") for _ in range(2)])
-    other = await enqueue_all(broker, [job(tenant="b", batch_key="large") for _ in range(2)])
+    small = await enqueue_in_order(broker, [job(tenant="a", batch_key="small") for _ in range(2)])
+    large = await enqueue_in_order(broker, [job(tenant="a", batch_key="large") for _ in range(2)])
+    other = await enqueue_in_order(broker, [job(tenant="b", batch_key="large") for _ in range(2)])
     assert ids(await broker.claim("f", "w", 8)) == small
     served = ids(await broker.claim("f", "w", 8))
     assert served[0] == other[0]
@@ -68,13 +68,13 @@ async def test_a_batch_has_one_key_and_starts_with_the_fair_head(broker: Broker,
 
 async def test_a_batch_is_filled_from_other_priorities(broker: Broker, job) -> None:
     plain = [job(priority=2, batch_key="k"), job(priority=1, batch_key="x"), job(priority=0, batch_key="k")]
-    order = await enqueue_all(broker, plain)
+    order = await enqueue_in_order(broker, plain)
     assert ids(await broker.claim("f", "w", 8)) == [order[2], order[0]]
     assert ids(await broker.claim("f", "w", 8)) == [order[1]]
 
 
 async def test_a_lost_reply_is_answered_again(broker: Broker, job, lose_reply, oracle: Oracle) -> None:
-    await enqueue_all(broker, [job() for _ in range(5)])
+    await enqueue_in_order(broker, [job() for _ in range(5)])
     lost = await lose_reply(lambda: broker.claim("f", "w", 3))
     again = await broker.claim("f", "w", 3)
     assert [(claim.job_id, claim.fence) for claim in again] == [(row[0].decode(), row[3]) for row in lost]
@@ -85,7 +85,7 @@ async def test_a_lost_reply_is_answered_again(broker: Broker, job, lose_reply, o
 async def test_a_lost_reply_is_answered_without_what_was_taken_away_since(
     broker: Broker, job, lose_reply, oracle: Oracle
 ) -> None:
-    first, second = await enqueue_all(broker, [job() for _ in range(2)])
+    first, second = await enqueue_in_order(broker, [job() for _ in range(2)])
     await lose_reply(lambda: broker.claim("f", "w", 2))
     await broker.cancel(first)
     assert ids(await broker.claim("f", "w", 2)) == [second]
@@ -93,14 +93,14 @@ async def test_a_lost_reply_is_answered_without_what_was_taken_away_since(
 
 
 async def test_workers_do_not_share_answers(broker: Broker, job, lose_reply) -> None:
-    order = await enqueue_all(broker, [job() for _ in range(2)])
+    order = await enqueue_in_order(broker, [job() for _ in range(2)])
     await lose_reply(lambda: broker.claim("f", "w1", 1))
     assert ids(await broker.claim("f", "w2", 1)) == order[1:]
     assert ids(await broker.claim("f", "w1", 1)) == order[:1]
 
 
 async def test_concurrent_claims_of_one_worker_are_different_claims(broker: Broker, job) -> None:
-    await enqueue_all(broker, [job() for _ in range(20)])
+    await enqueue_in_order(broker, [job() for _ in range(20)])
     answers = await asyncio.gather(*(broker.claim("f", "w", 2) for _ in range(10)))
     served = [job_id for claims in answers for job_id in ids(claims)]
     assert len(served) == len(set(served)) == 20
@@ -108,8 +108,8 @@ async def test_concurrent_claims_of_one_worker_are_different_claims(broker: Brok
 
 async def test_an_overdue_job_is_never_handed_out(broker: Broker, job, oracle: Oracle) -> None:
     """Not even when more are overdue than one claim clears away."""
-    late = await enqueue_all(broker, [job(start_within_ms=1) for _ in range(150)])
-    fresh = await enqueue_all(broker, [job() for _ in range(2)])
+    late = await enqueue_in_order(broker, [job(start_within_ms=1) for _ in range(150)])
+    fresh = await enqueue_in_order(broker, [job() for _ in range(2)])
     await asyncio.sleep(0.01)
     served: list[str] = []
     for _ in range(4):
@@ -148,8 +148,8 @@ async def test_limits_below_one_claim_nothing(broker: Broker, job) -> None:
     assert await broker.claim("f", "w", 0) == []
 
 
-async def test_a_claim_is_capped(broker: Broker, client: Redis, job) -> None:
-    await asyncio.gather(*(broker.enqueue(job()) for _ in range(600)))
+async def test_a_claim_is_capped(broker: Broker, job, enqueue_all) -> None:
+    await enqueue_all([job() for _ in range(600)])
     claims = await broker.claim("f", "w", 100_000)
     assert len(claims) == 512
     assert len(await broker.claim("f", "w", 100_000)) == 88

@@ -55,6 +55,44 @@ async def test_a_silent_server_is_a_timeout(tmp_path: Path) -> None:
         await client.aclose()
 
 
+@pytest.mark.parametrize("warm", [False, True])
+async def test_a_cancelled_call_ends_at_whatever_step(server_url: str, warm: bool) -> None:
+    for steps in range(25):
+        client = connect(server_url)
+        if warm:
+            await client.ping()
+        call = asyncio.create_task(client.get("key"))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        if call.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await call
+        assert await client.ping()
+        await client.aclose()
+
+
+@pytest.mark.parametrize("url", ["", "localhost:6379", "http://localhost", "unix"])
+def test_other_urls_are_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="redis://host:port"):
+        connect(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("redis://user:secret@host:1234/2", "PromptConnection"),
+        ("rediss://host:1234/2", "PromptTLSConnection"),
+        ("unix:///run/valkey.sock?db=2", "PromptUnixConnection"),
+    ],
+)
+def test_every_transport_has_the_same_rules(url: str, kind: str) -> None:
+    pool = connect(url).connection_pool
+    connection = pool.make_connection()
+    assert type(connection).__name__ == kind
+    assert (connection.db, connection.socket_timeout) == (2, 10)
+    assert connection.retry.get_retries() == 0
+
+
 async def test_more_calls_than_connections_wait_their_turn(server_url: str) -> None:
     client = connect(server_url, max_connections=2)
     assert await asyncio.gather(*(client.ping() for _ in range(50))) == [True] * 50

@@ -88,7 +88,7 @@ async def test_one_tenant_can_be_full(broker: Broker, job) -> None:
     await broker.enqueue(job(tenant="a"))
 
 
-async def test_retry_after_follows_the_measured_drain_rate(broker: Broker, client: Redis, job) -> None:
+async def test_retry_after_follows_the_measured_drain_rate(broker: Broker, client: Redis, job, enqueue_all) -> None:
     """A twentieth of the limit (50 jobs), drained at about 10 per second."""
     await broker.set_limits("f", Limits(max_queued=1000))
     for _ in range(20):
@@ -103,8 +103,8 @@ async def test_retry_after_follows_the_measured_drain_rate(broker: Broker, clien
     with pytest.raises(QueueFull) as refused:
         await broker.enqueue(job())
     assert refused.value.retry_after_s == 1
-    await client.hset(keys.meta("f"), "limit", 1000)  # type: ignore[misc]
-    await asyncio.gather(*(broker.enqueue(job()) for _ in range(999)))
+    await broker.set_limits("f", Limits(max_queued=1000))
+    await enqueue_all([job() for _ in range(999)])
     with pytest.raises(QueueFull) as refused:
         await broker.enqueue(job())
     assert 3 < refused.value.retry_after_s < 9

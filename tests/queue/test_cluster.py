@@ -1,0 +1,73 @@
+import asyncio
+
+from redis.asyncio import Redis
+from stoker.queue import cluster
+from stoker.queue.cluster import Cluster
+
+
+async def test_functions_are_kept_by_name(client: Redis) -> None:
+    subject = Cluster(client)
+    assert await subject.function("f") is None and await subject.functions() == {}
+    await subject.put_function("g", {"kind": "python", "scaling": {"max_replicas": 2}})
+    await subject.put_function("f", {"kind": "llm"})
+    await subject.put_function("f", {"kind": "llm", "version": "2"})
+    assert await subject.function("f") == {"kind": "llm", "version": "2"}
+    assert list(await subject.functions()) == ["f", "g"]
+    assert await subject.delete_function("f") and not await subject.delete_function("f")
+    assert list(await subject.functions()) == ["g"]
+
+
+async def test_host_reports_expire(client: Redis) -> None:
+    subject = Cluster(client)
+    await subject.report_host("h2", {"devices": ["cuda:0"], "load": b"\xff"})
+    await subject.report_host("h1", {"devices": []})
+    hosts = await subject.hosts()
+    assert list(hosts) == ["h1", "h2"]
+    assert hosts["h2"].body == {"devices": ["cuda:0"], "load": b"\xff"}
+    assert 0 < await client.pttl(cluster.HOST_PREFIX + "h1") <= cluster.HOST_TTL_MS
+    await subject.forget_host("h1")
+    assert list(await subject.hosts()) == ["h2"]
+
+
+async def test_one_leader_at_a_time_with_rising_fences(client: Redis) -> None:
+    subject = Cluster(client)
+    first = await subject.acquire_leadership("a", 60_000)
+    assert first > 0
+    assert await subject.acquire_leadership("b", 60_000) == 0
+    assert await subject.acquire_leadership("a", 60_000) == first
+    await subject.release_leadership("b")
+    assert await subject.acquire_leadership("b", 60_000) == 0
+    await subject.release_leadership("a")
+    assert await subject.acquire_leadership("b", 20) == first + 1
+    await asyncio.sleep(0.03)
+    assert await subject.acquire_leadership("a", 60_000) == first + 2
+    await subject.release_leadership("a")
+
+
+async def test_only_the_leader_writes_what_is_wanted(client: Redis) -> None:
+    subject = Cluster(client)
+    assert await subject.wanted() == {}
+    assert not await subject.write_wanted("a", {"h1": {}})
+    await subject.acquire_leadership("a", 60_000)
+    assert await subject.write_wanted("a", {"h1": {"r1": {"function": "f"}}})
+    assert not await subject.write_wanted("b", {})
+    assert await subject.wanted() == {"h1": {"r1": {"function": "f"}}}
+    await subject.release_leadership("a")
+
+
+async def test_wanted_hosts(client: Redis) -> None:
+    subject = Cluster(client)
+    assert await subject.hosts_wanted() is None
+    await subject.want_hosts(["h1", "h2"])
+    assert await subject.hosts_wanted() == ["h1", "h2"]
+
+
+async def test_changes_ring_the_controller(client: Redis) -> None:
+    subject = Cluster(client)
+    async with client.pubsub() as bell:
+        await bell.subscribe(cluster.BELL)
+        await bell.get_message(timeout=1)
+        for change in (subject.put_function("f", {}), subject.delete_function("f"), subject.forget_host("h")):
+            await change
+            message = await bell.get_message(timeout=1)
+            assert message is not None and message["type"] == "message"

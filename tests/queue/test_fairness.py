@@ -1,0 +1,164 @@
+"""Start-time fair queueing over tenants: the shares, and the order against a plain reference."""
+
+import asyncio
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from redis.asyncio import Redis
+from stoker.queue import keys
+from stoker.queue.broker import Broker
+from stoker.queue.records import Claim, Completion
+
+TOLERANCE = 0.05
+
+
+async def serve(broker: Broker, count: int, limit: int, costs: dict[str, float] | None = None) -> list[Claim]:
+    """Claims `count` jobs, `limit` at a time, and finishes them (at the tenant's actual cost)."""
+    served: list[Claim] = []
+    while len(served) < count:
+        claims = await broker.claim("f", "w", min(limit, count - len(served)))
+        assert claims
+        served += claims
+        actual = [(costs or {}).get(claim.tenant) for claim in claims]
+        await broker.done(
+            "f",
+            [
+                Completion(item.job_id, item.fence, b"", b"", cost=cost)
+                for item, cost in zip(claims, actual, strict=True)
+            ],
+        )
+    return served
+
+
+def assert_share(served: list[Claim], tenant: str, share: float) -> None:
+    got = Counter(claim.tenant for claim in served)[tenant] / len(served)
+    assert abs(got - share) <= TOLERANCE * share, f"{tenant} got {got:.3f} of the jobs, not {share:.3f}"
+
+
+@pytest.mark.parametrize("limit", [1, 16])
+async def test_late_jobs_are_served_one_to_one_beside_a_flood(broker: Broker, job, enqueue_all, limit: int) -> None:
+    await enqueue_all([job(tenant="flood") for _ in range(5000)])
+    await serve(broker, 200, 64)
+    await enqueue_all([job(tenant="late") for _ in range(100)])
+    assert_share(await serve(broker, 200, limit), "late", 0.5)
+
+
+async def test_shares_follow_the_weights(broker: Broker, job, enqueue_all) -> None:
+    await broker.set_weight("f", "heavy", 3)
+    await enqueue_all([job(tenant=tenant) for _ in range(400) for tenant in ("heavy", "light")])
+    assert_share(await serve(broker, 400, 8), "heavy", 0.75)
+
+
+async def test_expensive_jobs_are_served_less_often(broker: Broker, job, enqueue_all) -> None:
+    costs = {"dear": 10.0, "cheap": 1.0}
+    await enqueue_all([job(tenant=tenant, cost=cost) for _ in range(300) for tenant, cost in costs.items()])
+    assert_share(await serve(broker, 220, 4), "dear", 1 / 11)
+
+
+async def test_the_actual_cost_counts_not_the_estimate(broker: Broker, job, enqueue_all) -> None:
+    costs = {"liar": 10.0, "honest": 1.0}
+    await enqueue_all([job(tenant=tenant, cost=1) for _ in range(300) for tenant in costs])
+    assert_share(await serve(broker, 220, 1, costs), "liar", 1 / 11)
+
+
+async def test_an_idle_tenant_banks_no_credit(broker: Broker, job, enqueue_all) -> None:
+    await enqueue_all([job(tenant="idle"), *(job(tenant="busy") for _ in range(1000))])
+    await serve(broker, 500, 16)
+    await enqueue_all([job(tenant="idle") for _ in range(100)])
+    assert_share(await serve(broker, 40, 1), "idle", 0.5)
+
+
+async def test_leaving_and_coming_back_forgives_nothing(broker: Broker, job, enqueue_all) -> None:
+    await enqueue_all([job(tenant="greedy", cost=50), *(job(tenant="other") for _ in range(200))])
+    await serve(broker, 2, 2)
+    await enqueue_all([job(tenant="greedy") for _ in range(100)])
+    assert {claim.tenant for claim in await serve(broker, 45, 5)} == {"other"}
+
+
+async def test_a_function_has_its_own_shares(broker: Broker, job, start) -> None:
+    for _ in range(5):
+        await start(function="f", tenant="a", cost=100)
+    await broker.enqueue(job(function="g", tenant="b"))
+    await broker.enqueue(job(function="g", tenant="a"))
+    assert [claim.tenant for claim in await broker.claim("g", "w", 2)] == ["a", "b"]
+
+
+@pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf")])
+async def test_impossible_weights_are_refused(broker: Broker, weight: float) -> None:
+    with pytest.raises(ValueError, match="weight"):
+        await broker.set_weight("f", "a", weight)
+
+
+@dataclass
+class ReferenceQueue:
+    """Start-time fair queueing, written for reading."""
+
+    weights: dict[str, float]
+    virtual: dict[str, float] = field(default_factory=dict)
+    floor: float = 0.0
+    waiting: dict[str, deque[tuple[str, float]]] = field(default_factory=dict)
+
+    def enqueue(self, tenant: str, job_id: str, cost: float) -> None:
+        queue = self.waiting.setdefault(tenant, deque())
+        if not queue:
+            self.virtual[tenant] = max(self.virtual.get(tenant, 0.0), self.floor)
+        queue.append((job_id, cost))
+
+    def claim(self) -> str | None:
+        ready = [tenant for tenant, queue in self.waiting.items() if queue]
+        if not ready:
+            return None
+        tenant = min(ready, key=lambda name: (self.virtual[name], name))
+        job_id, cost = self.waiting[tenant].popleft()
+        self.floor = max(self.floor, self.virtual[tenant])
+        self.virtual[tenant] += cost / self.weights[tenant]
+        return job_id
+
+    def settle(self, tenant: str, difference: float) -> None:
+        self.virtual[tenant] += difference / self.weights[tenant]
+
+
+TENANTS = ("a", "b", "c")
+COSTS = st.sampled_from([0.0, 0.1, 1.0, 2.5, 40.0])
+STEPS = st.lists(
+    st.tuples(st.just("enqueue"), st.sampled_from(TENANTS), COSTS)
+    | st.tuples(st.just("claim"), st.integers(1, 5), st.none() | COSTS),
+    max_size=40,
+)
+
+
+async def test_the_order_is_that_of_the_reference(broker: Broker, client: Redis, job, raw) -> None:
+    loop = asyncio.get_running_loop()
+
+    @settings(max_examples=40, deadline=None)
+    @given(STEPS, st.tuples(*[st.sampled_from([0.5, 1.0, 3.0])] * 3))
+    def run(steps: list[tuple], weights: tuple[float, ...]) -> None:
+        asyncio.run_coroutine_threadsafe(
+            compare(broker, job, steps, dict(zip(TENANTS, weights, strict=True))), loop
+        ).result()
+        raw.flushall()
+
+    await asyncio.to_thread(run)
+    assert await client.zcard(keys.key("f", "q")) == 0
+
+
+async def compare(broker: Broker, job, steps: list[tuple], weights: dict[str, float]) -> None:
+    reference = ReferenceQueue(weights)
+    for tenant, weight in weights.items():
+        await broker.set_weight("f", tenant, weight)
+    for kind, first, second in steps:
+        if kind == "enqueue":
+            new = job(tenant=first, cost=second)
+            reference.enqueue(first, new.id, second)
+            await broker.enqueue(new)
+            continue
+        claims = await broker.claim("f", "w", first)
+        assert [claim.job_id for claim in claims] == [found for _ in range(first) if (found := reference.claim())]
+        if second is not None and claims:
+            last = claims[-1]
+            estimate = await broker._redis.hget(keys.key("f", f"j:{last.job_id}"), "cost")  # type: ignore[misc]
+            reference.settle(last.tenant, second - float(estimate or 0))
+            await broker.done("f", [Completion(last.job_id, last.fence, b"", b"", cost=second)])
