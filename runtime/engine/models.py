@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -100,9 +101,9 @@ class Models:
             self._send({"t": "ready", "model": model, "phases": phases, "facts": facts})
 
     def _load_error(self, model: str, error: Exception) -> None:
-        log.error("model %s can't be loaded", model, exc_info=error)
         record = describe(error)
-        # The traceback's frames hold the arena.
+        log.error("model %s can't be loaded: %s", model, "".join(traceback.format_exception(error)))
+        # The traceback's frames hold the arena. (So would a log record with exc_info, in a handler that keeps records.)
         error.__traceback__ = None
         self._drop(model)
         self._send({"t": "load_error", "model": model, "error": record})

@@ -1,41 +1,48 @@
 """The engine on a GPU against itself on the CPU, on a small random model of Llama's head shape."""
 
+import json
 import math
 import random
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from stoker.coldstart.publish import publish
+from stoker.coldstart.ring import Ring
+from stoker.coldstart.store import open_store
 from stoker.runtime.engine import model
 from stoker.runtime.engine.batch import prepare
 from stoker.runtime.engine.config import ModelConfig
 from stoker.runtime.engine.engine import Engine
+from stoker.runtime.engine.models import Models
 from stoker.runtime.engine.options import EngineOptions
 from stoker.runtime.engine.request import GenerationRequest, SamplingParams
 from stoker.runtime.engine.weights import plan
+from stoker.runtime.wire import Frame
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
 
-CONFIG = ModelConfig.from_hf(
-    {
-        "model_type": "llama",
-        "vocab_size": 5003,
-        "hidden_size": 192,
-        "intermediate_size": 320,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "head_dim": 64,
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-5,
-        "eos_token_id": 5,
-    }
-)
+HF_CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 5003,
+    "hidden_size": 192,
+    "intermediate_size": 320,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 5,
+}
+CONFIG = ModelConfig.from_hf(HF_CONFIG)
 POISON = 4000
 
 
@@ -187,6 +194,31 @@ def test_unloading_gives_the_memory_back() -> None:
     assert torch.cuda.memory_allocated() - before > 1 << 27
     del one
     assert torch.cuda.memory_allocated() - before < 1 << 20
+
+
+def test_a_failed_load_gives_the_memory_back(tmp_path: Path) -> None:
+    """To the driver, too: the next model is sized by what is free there."""
+    save_file(STATE, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(HF_CONFIG))
+    store = open_store((tmp_path / "store").as_uri())
+    manifest = publish(tmp_path, store, chunk_bytes=1 << 20)
+    ring = Ring.create(1)
+    frames: list[Frame] = []
+    models = Models(frames.append, ring)
+    options = {"device": "cuda", "num_blocks": 1}
+    documents = {"config.json": store.read("config.json")}
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    models.handle({"t": "load", "model": "m", "manifest": manifest.pack(), "documents": documents, "options": options})
+    assert torch.cuda.memory_reserved() > before
+    for number, chunk in enumerate(manifest.chunks):
+        name = manifest.files[chunk.file].name
+        store.read_range(name, chunk.offset, ring.slot(0)[: chunk.length])
+        models.handle({"t": "chunk", "model": "m", "chunk": number, "slot": 0})
+    models.handle({"t": "chunks_done", "model": "m"})
+    assert frames[-1]["t"] == "load_error" and frames[-1]["error"]["type"] == "out_of_memory"
+    assert torch.cuda.memory_reserved() <= before
+    ring.close()
 
 
 if __name__ == "__main__":

@@ -77,6 +77,19 @@ def test_decoding_goes_on_beside_a_long_prompt_and_never_waits_for_it() -> None:
     assert bench.step()[0] == [("long", 102, 1), ("short", 6, 1), ("next", 18, 18)]
 
 
+def test_decoding_goes_first_even_if_the_long_prompt_came_earlier() -> None:
+    bench = Bench(blocks=12, budget=20, max_seqs=4, prefix_cache=False)
+    holder = bench.add("holder", 16)
+    bench.step()
+    bench.add("long", 160)
+    bench.add("short", 5)
+    assert bench.step()[0] == [("holder", 16, 1), ("short", 0, 5)]
+    bench.scheduler.remove(holder)
+    assert bench.step()[0] == [("short", 5, 1), ("long", 0, 19)]
+    assert bench.running() == ["long", "short"]
+    assert bench.step()[0] == [("short", 6, 1), ("long", 19, 19)]
+
+
 def test_at_most_max_seqs_run() -> None:
     bench = Bench(max_seqs=2)
     for name in "abc":
