@@ -28,6 +28,7 @@ from stoker.runtime.worker.replica import Replica
 
 REPORT_S = 0.5
 RECONCILE_S = 0.1
+FAILED_S = 0.2
 DRAIN_S = 30.0
 RING_SLOTS = 16
 
@@ -75,11 +76,13 @@ class Agent:
         while True:
             try:
                 await work()
+                await asyncio.sleep(pause)
             except RedisError as error:
                 log.warning("%s: %s", work.__name__, error)
+                await asyncio.sleep(FAILED_S)
             except Exception:
                 log.exception("%s failed", work.__name__)
-            await asyncio.sleep(pause)
+                await asyncio.sleep(FAILED_S)
 
     async def _reconcile(self) -> None:
         wanted = (await self._cluster.wanted()).get(self._host.id, {})

@@ -43,6 +43,7 @@ class EngineLink:
     _starting: asyncio.Lock = field(default_factory=asyncio.Lock)
     _hello: asyncio.Future[Frame] | None = None
     _users: int = 0
+    _leaving: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int | None:
@@ -51,13 +52,11 @@ class EngineLink:
     async def enter(self) -> dict[str, Any]:
         """Takes part in the process, starting it if needed; returns its start phases. Pair with `leave`."""
         self._users += 1
+        started = asyncio.create_task(self._start_once())
         try:
-            async with self._starting:
-                if self._channel is None:
-                    return await self._start()
-                return {"phases": []}
+            return await asyncio.shield(started)
         except BaseException:
-            self._users -= 1
+            started.add_done_callback(self._leave_later)
             raise
 
     async def leave(self) -> None:
@@ -67,6 +66,16 @@ class EngineLink:
             async with self._starting:
                 if self._users == 0:
                     await self._stop()
+
+    async def _start_once(self) -> dict[str, Any]:
+        async with self._starting:
+            return await self._start() if self._channel is None else {"phases": []}
+
+    def _leave_later(self, started: asyncio.Task[dict[str, Any]]) -> None:
+        """Whoever was cancelled while the process started can't wait for it; its use is given up when it is there."""
+        if not started.cancelled():
+            started.exception()
+        self._leaving = asyncio.create_task(self.leave())
 
     def open(self, model: str, port: ModelPort) -> None:
         self._ports[model] = port

@@ -31,7 +31,7 @@ class LlmReplica(Replica):
         self._answers: dict[str, Answer] = {}
         self._first_token_ns: dict[str, int] = {}
         self._feed: WeightsFeed | None = None
-        self._entered = False
+        self._entering: asyncio.Task[dict[str, Any]] | None = None
         self._loaded: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self._tokenizer: Tokenizer | None = None
         self._total_bytes = 0
@@ -52,15 +52,15 @@ class LlmReplica(Replica):
         with self.timeline.phase("manifest"):
             store, manifest, documents = await asyncio.to_thread(read_model, self.spec.weights)
         self._total_bytes = manifest.total_bytes
-        self._tokenizer = Tokenizer.from_str(documents["tokenizer.json"].decode())
         self._feed = feed = WeightsFeed(store, manifest, self.host.ring)
         feed.start()
         self._engine.open(self.id, ModelPort(self._on_frame, self._on_gone))
-        hello = await self._engine.enter()
-        self._entered = True
-        self.timeline.extend(hello["phases"])
+        self._entering = asyncio.create_task(self._engine.enter())
+        tokenizer = asyncio.create_task(asyncio.to_thread(Tokenizer.from_str, documents["tokenizer.json"].decode()))
+        self.timeline.extend((await self._entering)["phases"])
         self._engine.send(self._load_frame(manifest, documents))
         ready = await self._finish_load(feed)
+        self._tokenizer = await tokenizer
         self.timeline.extend([feed.phase(), *ready["phases"]])
 
     async def _finish_load(self, feed: WeightsFeed) -> Frame:
@@ -80,13 +80,11 @@ class LlmReplica(Replica):
         return {"t": "load", "model": self.id, "manifest": manifest.pack(), "documents": wanted, "options": options}
 
     async def unload(self) -> None:
-        if self._entered:
+        self._engine.close(self.id)
+        if self._entering and succeeded(self._entering):
             with contextlib.suppress(EngineDied):
                 self._engine.send({"t": "unload", "model": self.id})
-            self._entered = False
-            self._engine.close(self.id)
             await self._engine.leave()
-        self._engine.close(self.id)
 
     async def take_work(self) -> None:
         free = await self.room(self.spec.model.max_seqs)
@@ -183,6 +181,10 @@ class LlmReplica(Replica):
             self._loaded.set_exception(EngineDied(reason))
         else:
             self.crash({"type": "internal_error", "message": reason, "code": "engine_died"})
+
+
+def succeeded(task: asyncio.Task[Any]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
 
 
 def sum_cost(usage: dict[str, int]) -> int:
