@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from dataclasses import asdict
+from typing import Any
 
 from stoker.coldstart.failures import ColdStartError
 from stoker.coldstart.manifest import Manifest, read_manifest
