@@ -78,7 +78,7 @@ class Limits:
 class FunctionSpec:
     """One deployed version of a function.
 
-    `weights` is the store URL of a published model (`llm`, `embed`); `code` is the store key of the bundle and
+    `weights` is the store URL of a published model (`llm`, `embed`); `code` is the SHA-256 of the bundle and
     `entry` the `module:attribute` in it (`python`).
     """
 

@@ -55,10 +55,10 @@ class LlmReplica(Replica):
         self._total_bytes = manifest.total_bytes
         self._feed = feed = WeightsFeed(store, manifest, self.host.ring)
         feed.start()
-        self._engine.open(self.id, ModelPort(self._on_frame, self._on_gone))
         self._entering = asyncio.create_task(self._engine.enter())
         tokenizer = asyncio.create_task(asyncio.to_thread(Tokenizer.from_str, documents["tokenizer.json"].decode()))
         self.timeline.extend((await self._entering)["phases"])
+        self._engine.open(self.id, ModelPort(self._on_frame, self._on_gone))
         self._engine.send(self._load_frame(manifest, documents))
         ready = await self._finish_load(feed)
         self._tokenizer = await tokenizer
