@@ -14,10 +14,10 @@ from typing import Any
 from urllib.parse import urlparse
 
 import httpx
-from stoker.runtime.local import LocalStack
 
 from benchmarks.models import published
 from benchmarks.report import print_table, save, spread
+from stoker.runtime.local import LocalStack
 
 DATA = Path(".stoker")
 APP = Path(__file__).with_name("app.py")

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+
 from stoker.kernels import ops
 
 Q_HEADS, KV_HEADS, DIM, HIDDEN, INTERMEDIATE, VOCAB = 32, 8, 128, 4096, 14336, 128256

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from stoker.runtime.local import LocalStack
 
 from benchmarks.models import SHAPES, published
 from benchmarks.report import print_table, save, spread
+from stoker.runtime.local import LocalStack
 
 DATA = Path(".stoker")
 APP = Path(__file__).with_name("app.py")

@@ -6,6 +6,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 import xxhash
+
 from stoker.coldstart.failures import (
     ColdStartError,
     FetchCancelled,

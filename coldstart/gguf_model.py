@@ -12,6 +12,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+
 from stoker.coldstart.failures import ManifestInvalid, UnsupportedModel
 from stoker.coldstart.gguf_tokenizer import tokenizer_documents
 from stoker.coldstart.repository import CONFIG, SINGLE

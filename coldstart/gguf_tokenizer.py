@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from gguf import TokenType
-from stoker.coldstart.failures import UnsupportedModel
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from stoker.coldstart.failures import UnsupportedModel
 
 BYTE_PAIR = "gpt2"
 DIGITS_APART = "smollm"

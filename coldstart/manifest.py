@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 import xxhash
+
 from stoker.coldstart.failures import ManifestInvalid
 from stoker.coldstart.store import ObjectStore
 

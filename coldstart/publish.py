@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import xxhash
+
 from stoker.coldstart.chunk_plan import Span, plan_chunks
 from stoker.coldstart.failures import ManifestInvalid, ObjectChanged, ObjectMissing
 from stoker.coldstart.file_store import FileStore

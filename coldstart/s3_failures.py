@@ -7,6 +7,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 from botocore.exceptions import BotoCoreError, ClientError
+
 from stoker.coldstart.failures import (
     ByteRange,
     ColdStartError,

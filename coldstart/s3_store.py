@@ -23,6 +23,7 @@ from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.httpsession import get_cert_path
+
 from stoker.coldstart.failures import ByteRange, FetchCancelled, ObjectTruncated, StoreUnavailable
 from stoker.coldstart.http_connection import Cancelled, HttpConnection, Origin
 from stoker.coldstart.retry import Transient, persist

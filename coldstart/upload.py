@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
+
 from stoker.coldstart.chunk_plan import Piece, pieces_of
 from stoker.coldstart.failures import ObjectTruncated, UnsupportedModel
 from stoker.coldstart.fetch import Fetcher

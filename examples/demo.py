@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 from rich.table import Table
+
 from stoker.runtime.local import LocalStack
 from stoker.runtime.publishing import push_model
 from stoker.runtime.sdk import Client

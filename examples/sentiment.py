@@ -8,6 +8,7 @@ import re
 from collections import Counter
 
 import numpy as np
+
 import stoker
 
 app = stoker.App("reviews")

@@ -9,6 +9,7 @@ Anatomy of a Triton Attention Kernel" (2025, arXiv 2511.11581); the split over t
 
 import torch
 import triton.language as tl
+
 from stoker.kernels.attention_plan import Plan, plan, processors
 from stoker.kernels.launch import cdiv, jit
 

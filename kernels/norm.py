@@ -2,6 +2,7 @@
 
 import torch
 import triton.language as tl
+
 from stoker.kernels.launch import jit, power_of_two
 
 

@@ -8,6 +8,7 @@ from functools import cache
 from types import ModuleType
 
 import torch
+
 from stoker.kernels import reference
 from stoker.kernels.reference import embed, linear
 

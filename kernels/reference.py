@@ -5,6 +5,7 @@ T tokens of the step (the sequences' new tokens, concatenated), S sequences, N c
 
 import torch
 import torch.nn.functional as F
+
 from stoker.kernels import philox
 
 GREEDY_BELOW = 1e-5

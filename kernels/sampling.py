@@ -7,6 +7,7 @@ Noise and semantics are those of `philox` and `reference.sample`.
 
 import torch
 import triton.language as tl
+
 from stoker.kernels import philox, reference
 from stoker.kernels.launch import cdiv, jit, power_of_two
 

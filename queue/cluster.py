@@ -10,6 +10,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
+
 from stoker.queue.records import pack, unpack
 
 FUNCTIONS = "stoker:functions"
@@ -18,9 +19,10 @@ LEADER = "stoker:leader"
 LEADER_FENCE = "stoker:leader:fence"
 BELL = "stoker:controller:bell"
 HOST_PREFIX = "stoker:host:"
+HOSTS = "stoker:hosts"
 HOSTS_WANTED = "stoker:hosts:wanted"
 
-PERMANENT = {FUNCTIONS, WANTED, LEADER_FENCE, HOSTS_WANTED}
+PERMANENT = {FUNCTIONS, HOSTS, WANTED, LEADER_FENCE, HOSTS_WANTED}
 HOST_TTL_MS = 3_000
 RECONNECT_S = 0.2
 
@@ -77,17 +79,24 @@ class Cluster:
         return {name.decode(): unpack(spec) for name, spec in sorted(rows.items())}
 
     async def report_host(self, host: str, body: dict[str, Any]) -> None:
-        await self._redis.set(HOST_PREFIX + host, pack(body), px=HOST_TTL_MS)
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.sadd(HOSTS, host)
+            pipe.set(HOST_PREFIX + host, pack(body), px=HOST_TTL_MS)
+            await pipe.execute()
 
     async def forget_host(self, host: str) -> None:
         await self._redis.delete(HOST_PREFIX + host)
         await self.ring()
 
     async def hosts(self) -> dict[str, Host]:
-        keys = sorted([key async for key in self._redis.scan_iter(match=HOST_PREFIX + "*", count=500)])
-        bodies: list[Any] = await self._redis.mget(keys) if keys else []
-        names = [key.decode()[len(HOST_PREFIX) :] for key in keys]
-        return {name: Host(name, unpack(body)) for name, body in zip(names, bodies, strict=True) if body}
+        """Hosts that reported lately; the names of the others are forgotten."""
+        members: Any = await self._redis.smembers(HOSTS)  # type: ignore[misc]
+        names = sorted(name.decode() for name in members)
+        bodies: list[Any] = await self._redis.mget([HOST_PREFIX + name for name in names]) if names else []
+        found = dict(zip(names, bodies, strict=True))
+        if silent := [name for name, body in found.items() if body is None]:
+            await self._redis.srem(HOSTS, *silent)  # type: ignore[misc]
+        return {name: Host(name, unpack(body)) for name, body in found.items() if body}
 
     async def wanted(self) -> dict[str, Any]:
         """Host id -> replica id -> replica record, as the controller last wrote it."""

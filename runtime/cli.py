@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
+
 from stoker.runtime.processes import die_with_parent
 from stoker.runtime.settings import Settings, from_environment
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import httpx
+
 from stoker.runtime.spec import SLO, Batch, FunctionSpec, Limits, ModelOptions, Scaling, require
 
 P = ParamSpec("P")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 from redis.exceptions import RedisError
+
 from stoker.queue.client import connect
 from stoker.queue.cluster import Cluster
 from stoker.queue.embedded import EmbeddedValkey

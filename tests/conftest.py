@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+
 import stoker
 from stoker.coldstart.publish import publish
 from stoker.coldstart.store import open_store

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from redis.exceptions import RedisError
+
 from stoker.queue.broker import Broker
 from stoker.queue.client import connect
 from stoker.queue.cluster import BELL, Cluster, Host, Signal

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
+
 from stoker.runtime.engine.prefix import BLOCK_TOKENS
 from stoker.runtime.engine.scheduler import Work
 

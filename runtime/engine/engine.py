@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 import torch
+
 from stoker.runtime.engine.blocks import BlockPool
 from stoker.runtime.engine.config import ModelConfig
 from stoker.runtime.engine.options import EngineOptions

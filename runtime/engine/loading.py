@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+
 from stoker.coldstart.failures import ColdStartError, UnsupportedModel
 from stoker.coldstart.manifest import Manifest
 from stoker.coldstart.timeline import Record, Timeline

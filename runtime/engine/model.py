@@ -1,6 +1,7 @@
 """The Llama decoder (arXiv 2302.13971) as functions over weight views."""
 
 import torch
+
 from stoker.kernels import ops
 from stoker.runtime.engine.batch import Batch
 from stoker.runtime.engine.config import ModelConfig

@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import torch
+
 from stoker.coldstart.ring import Ring
 from stoker.runtime.engine.engine import Engine
 from stoker.runtime.engine.loading import ModelLoad, describe

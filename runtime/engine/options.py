@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import torch
+
 from stoker.runtime.engine.config import ModelConfig
 
 TOKEN_BUDGET = {"cpu": 512, "cuda": 8192}

@@ -3,6 +3,7 @@
 import math
 
 import torch
+
 from stoker.runtime.engine.config import RopeConfig
 
 

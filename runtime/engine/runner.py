@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+
 from stoker.kernels import ops
 from stoker.runtime.engine import model
 from stoker.runtime.engine.batch import Batch, prepare

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import psutil
 import torch
+
 from stoker.runtime.engine.config import ModelConfig
 from stoker.runtime.engine.options import EngineOptions
 from stoker.runtime.engine.prefix import BLOCK_TOKENS

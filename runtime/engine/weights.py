@@ -7,6 +7,7 @@ from math import prod
 from typing import NamedTuple
 
 import torch
+
 from stoker.runtime.engine.config import ModelConfig
 from stoker.runtime.engine.options import EngineOptions
 

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+
 from stoker.runtime.gateway.context import open_gateway
 from stoker.runtime.gateway.envelope import Envelope, unrouted
 from stoker.runtime.gateway.routes import routes

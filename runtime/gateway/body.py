@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic_core import from_json
 from starlette.types import Receive, Scope
+
 from stoker.runtime.gateway.errors import ApiError, bad_request, too_large
 
 DRAIN_FACTOR = 3

@@ -9,6 +9,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
+
 from stoker.coldstart.store import ObjectStore, open_store
 from stoker.queue.broker import Broker
 from stoker.queue.client import check_server, connect

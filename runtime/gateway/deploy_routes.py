@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 from starlette.responses import Response
+from typing_extensions import TypedDict
+
 from stoker.coldstart.failures import ColdStartError, ObjectMissing
 from stoker.coldstart.store import ObjectInfo, ObjectStore
 from stoker.queue.records import Backlog, Limits, pack
@@ -23,7 +25,6 @@ from stoker.runtime.gateway.errors import ApiError, bad_request, function_not_fo
 from stoker.runtime.gateway.prompts import PromptEncoder
 from stoker.runtime.gateway.waiting import replicas_of
 from stoker.runtime.spec import FunctionSpec, InvalidSpec, check_name
-from typing_extensions import TypedDict
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
+
 from stoker.runtime.gateway.auth import Caller, identify
 from stoker.runtime.gateway.body import ClientGone, parse_json, parse_object, read_body
 from stoker.runtime.gateway.errors import ApiError

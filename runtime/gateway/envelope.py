@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from stoker.queue.retry import AWAY
 from stoker.runtime.gateway.body import ClientGone
 from stoker.runtime.gateway.endpoint import JOB_ID, REPLAYED, ROUTE, STARTED, Json

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
-from stoker.queue.records import JobState
 from typing_extensions import TypedDict
+
+from stoker.queue.records import JobState
 
 Headers = dict[str, str]
 

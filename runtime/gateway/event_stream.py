@@ -6,6 +6,7 @@ from contextlib import aclosing
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+
 from stoker.runtime.gateway import sse
 from stoker.runtime.gateway.body import ClientGone
 from stoker.runtime.gateway.envelope import REQUEST_ID, as_api_error

@@ -4,6 +4,7 @@ import asyncio
 import re
 
 from starlette.responses import Response
+
 from stoker.queue.records import JobState, NewJob
 from stoker.runtime.gateway.calls import Call, enqueue, idempotency_key, new_job
 from stoker.runtime.gateway.endpoint import EVENT_STREAM, Incoming, Json

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from typing_extensions import TypedDict
+
 from stoker.coldstart.timeline import Timeline
 from stoker.queue.records import CROCKFORD, ULID_LENGTH, Job, JobState, function_of
 from stoker.runtime.gateway.errors import ErrorObject, job_failed
 from stoker.runtime.gateway.outcome import outcome_of_job, unpacked
-from typing_extensions import TypedDict
 
 TIME_DIGITS = 10
 

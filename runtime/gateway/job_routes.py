@@ -4,6 +4,7 @@ import re
 import time
 
 from starlette.responses import Response
+
 from stoker.queue.records import Job, function_of
 from stoker.runtime.gateway.endpoint import Incoming, Json
 from stoker.runtime.gateway.errors import ApiError, bad_request, not_found

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
 from stoker.runtime.gateway.cluster_view import Snapshot
 from stoker.runtime.gateway.waiting import Replica
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import AsyncGenerator
 
 from starlette.responses import Response
+
 from stoker.coldstart.failures import ColdStartError
 from stoker.queue.records import NewJob, unpack
 from stoker.runtime.gateway import sse

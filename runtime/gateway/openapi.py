@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
+
 from stoker.runtime.gateway.endpoint import Endpoint
 from stoker.runtime.gateway.errors import ErrorBody
 

@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from stoker.coldstart.failures import ManifestInvalid, ObjectAltered
 from stoker.coldstart.manifest import Manifest, read_manifest
 from stoker.coldstart.store import ObjectStore, open_store
@@ -20,7 +22,6 @@ from stoker.runtime.gateway.chat_template import (
     template_source,
 )
 from stoker.runtime.spec import FunctionSpec
-from tokenizers import Tokenizer
 
 KEPT_MODELS = 32
 DOCUMENTS = (

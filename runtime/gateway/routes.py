@@ -6,6 +6,7 @@ from typing import Any
 
 from starlette.responses import Response
 from starlette.routing import Route
+
 from stoker.runtime.gateway import deploy_routes, function_routes, job_routes, openai_routes, system_routes
 from stoker.runtime.gateway.deploy_routes import (
     BundleObject,

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, field_validator
-from stoker.runtime.gateway.errors import bad_request, invalid_fields
 from typing_extensions import TypedDict
+
+from stoker.runtime.gateway.errors import bad_request, invalid_fields
 
 INT64 = 1 << 63
 STOP_LIMIT = 4

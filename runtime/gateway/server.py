@@ -1,6 +1,7 @@
 """Runs a gateway until it is told to stop."""
 
 import uvicorn
+
 from stoker.runtime.gateway.app import create_app
 from stoker.runtime.gateway.settings import GatewaySettings
 

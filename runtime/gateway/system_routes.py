@@ -5,6 +5,7 @@ import asyncio
 from jinja2 import Environment
 from redis.exceptions import RedisError
 from starlette.responses import HTMLResponse, Response
+
 from stoker.queue.retry import AWAY
 from stoker.runtime.gateway.deploy_routes import function_object
 from stoker.runtime.gateway.endpoint import Incoming, Json

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from redis.exceptions import RedisError
+
 from stoker.coldstart.ring import Ring
 from stoker.queue.broker import Broker
 from stoker.queue.client import connect

@@ -6,6 +6,8 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from stoker.coldstart.failures import ColdStartError
 from stoker.coldstart.manifest import Manifest, read_manifest
 from stoker.coldstart.store import ObjectStore, open_store
@@ -17,7 +19,6 @@ from stoker.runtime.worker.engine_link import EngineDied, EngineLink, ModelPort
 from stoker.runtime.worker.host import Host
 from stoker.runtime.worker.replica import Record, Replica, StartFailed
 from stoker.runtime.worker.weights_feed import WeightsFeed
-from tokenizers import Tokenizer
 
 ENGINE_DOCUMENTS = ("config.json", "generation_config.json")
 

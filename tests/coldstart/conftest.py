@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+
 from stoker.coldstart.file_store import FileStore
 from stoker.coldstart.manifest import MANIFEST_KEY, Manifest
 from stoker.coldstart.publish import publish

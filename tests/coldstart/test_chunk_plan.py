@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from stoker.coldstart.chunk_plan import execution_rank, pieces_of, plan_chunks
 from stoker.coldstart.manifest import TensorEntry
 

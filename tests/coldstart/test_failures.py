@@ -3,6 +3,7 @@
 import pickle
 
 import pytest
+
 from stoker.coldstart import failures
 from stoker.coldstart.failures import ColdStartError, ObjectAltered, ObjectMissing
 

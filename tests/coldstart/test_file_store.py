@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from stoker.coldstart.failures import FetchCancelled, StoreUnavailable
 from stoker.coldstart.file_store import FileStore
 from stoker.coldstart.store import ReadWatch

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+
 from stoker.coldstart.failures import ManifestInvalid, UnsupportedModel
 from stoker.coldstart.gguf_model import convert_gguf, halves_apart, header
 

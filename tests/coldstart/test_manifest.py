@@ -7,6 +7,7 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from stoker.coldstart.failures import ManifestInvalid, ObjectMissing
 from stoker.coldstart.file_store import FileStore
 from stoker.coldstart.manifest import (

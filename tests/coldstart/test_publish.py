@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import xxhash
+
 from stoker.coldstart.failures import ColdStartError, ObjectChanged, ObjectTruncated, StoreUnavailable
 from stoker.coldstart.file_store import FileStore
 from stoker.coldstart.manifest import MANIFEST_KEY, read_manifest

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from stoker.coldstart.failures import ColdStartError, ManifestInvalid, ObjectMissing, UnsupportedModel
 from stoker.coldstart.file_store import FileStore
 from stoker.coldstart.repository import INDEX, scan

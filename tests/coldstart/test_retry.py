@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+
 from stoker.coldstart.failures import FetchCancelled, ObjectMissing, StoreUnavailable
 from stoker.coldstart.retry import Transient, persist
 from stoker.coldstart.store import ReadWatch

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+
 from stoker.coldstart.ring import Ring
 
 READER = """

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from boto3.s3.transfer import TransferConfig
+
 from stoker.coldstart.failures import (
     ColdStartError,
     FetchCancelled,

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError
 from safetensors.torch import load, save, save_file
+
 from stoker.coldstart.failures import ManifestInvalid, ObjectTruncated
 from stoker.coldstart.file_store import FileStore
 from stoker.coldstart.manifest import ITEM_BYTES

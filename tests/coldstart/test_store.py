@@ -5,6 +5,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+
 from stoker.coldstart.failures import ObjectChanged, ObjectMissing, ObjectTruncated
 from stoker.coldstart.file_store import FileStore
 from stoker.coldstart.s3_store import S3Store

@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+
 from stoker.coldstart.timeline import Timeline
 
 

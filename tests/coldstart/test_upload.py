@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from stoker.coldstart.chunk_plan import plan_chunks
 from stoker.coldstart.failures import ColdStartError, ObjectMissing, ObjectTruncated, UnsupportedModel
 from stoker.coldstart.file_store import FileStore

@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+
 from stoker.runtime.local import LocalStack
 from stoker.runtime.sdk import StokerError
-
 from tests.e2e.apps import write_chat
 
 pytestmark = [pytest.mark.real_model, pytest.mark.xdist_group("e2e")]

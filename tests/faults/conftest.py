@@ -2,8 +2,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stoker.runtime.local import LocalStack
 
+from stoker.runtime.local import LocalStack
 from tests.e2e.apps import write_chat, write_tools
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from stoker.runtime.local import LocalStack
-from stoker.runtime.publishing import push_model
 
 from benchmarks.models import random_model
+from stoker.runtime.local import LocalStack
+from stoker.runtime.publishing import push_model
 from tests.e2e.apps import write_chat
 
 pytestmark = pytest.mark.xdist_group("damaged")

@@ -13,6 +13,7 @@ import httpx
 import psutil
 import pytest
 from redis.asyncio import Redis
+
 from stoker.queue.broker import Broker
 from stoker.queue.client import connect
 from stoker.queue.cluster import Cluster

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+
 from stoker.coldstart.publish import publish
 from stoker.coldstart.ring import Ring
 from stoker.coldstart.store import open_store

@@ -14,8 +14,9 @@ os.environ["TRITON_INTERPRET"] = "1"
 import numpy as np
 import torch
 import triton.language as tl
-from stoker.kernels import device
 from triton.runtime import interpreter
+
+from stoker.kernels import device
 
 
 def widen_dot(create_dot):

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+
 from stoker.kernels.attention_plan import plan
 
 BLOCK = 16

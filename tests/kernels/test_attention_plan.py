@@ -1,6 +1,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from stoker.kernels.attention_plan import MAX_SEGMENTS, MIN_SEGMENT_TOKENS, plan
 
 HEADS = st.sampled_from([(32, 8, 128), (9, 3, 64), (8, 2, 64), (4, 4, 64), (28, 4, 128), (71, 1, 64), (16, 16, 256)])

@@ -10,10 +10,11 @@ import torch
 pytest.importorskip("triton")
 
 import triton
-from stoker.kernels import activation, attention, norm, rope, sampling
-from stoker.kernels.attention_plan import Plan, plan
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+
+from stoker.kernels import activation, attention, norm, rope, sampling
+from stoker.kernels.attention_plan import Plan, plan
 
 HOPPER = GPUTarget("cuda", 90, 32)
 SHARED_LIMIT = 227 * 1024

@@ -2,6 +2,7 @@ import subprocess
 import sys
 
 import torch
+
 from stoker.kernels import ops, reference
 
 

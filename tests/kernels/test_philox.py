@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+
 from stoker.kernels import philox
 
 # Known-answer vectors of the Random123 distribution (kat_vectors, philox4x32 10 rounds).

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+
 from stoker.kernels import reference
 
 

@@ -3,6 +3,7 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
+
 from stoker.runtime.deployment import load_apps, make_bundle
 from stoker.runtime.spec import InvalidSpec
 from stoker.runtime.worker.bundles import extract

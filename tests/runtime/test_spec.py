@@ -1,4 +1,5 @@
 import pytest
+
 from stoker.runtime.sdk import App
 from stoker.runtime.spec import Batch, FunctionSpec, InvalidSpec, Scaling
 

@@ -2,6 +2,7 @@ import math
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from stoker.runtime.controller.policy import (
     MAX_BACKOFF_S,
     Decision,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from stoker.runtime.engine.config import ModelConfig
 from stoker.runtime.engine.engine import Engine
 from stoker.runtime.engine.options import EngineOptions

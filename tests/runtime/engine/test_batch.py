@@ -2,6 +2,7 @@ from array import array
 
 import numpy as np
 import torch
+
 from stoker.runtime.engine.batch import host_batch, prepare
 from stoker.runtime.engine.request import GenerationRequest, SamplingParams
 from stoker.runtime.engine.scheduler import Work

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
 from stoker.runtime.engine.blocks import BlockPool, Entry, OutOfBlocks
 
 

@@ -1,6 +1,7 @@
 from typing import Any
 
 import pytest
+
 from stoker.coldstart.failures import UnsupportedModel
 from stoker.runtime.engine.config import ModelConfig, RopeConfig
 

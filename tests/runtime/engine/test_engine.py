@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+
 from stoker.runtime.engine.engine import Engine
 from stoker.runtime.engine.request import Delta, GenerationRequest, SamplingParams
 from stoker.runtime.engine.scheduler import Work

@@ -6,6 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from stoker.runtime.engine.engine import Engine
 from stoker.runtime.engine.request import GenerationRequest, SamplingParams
 

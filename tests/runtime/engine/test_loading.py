@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from safetensors.torch import save_file
+
 from stoker.coldstart.failures import ColdStartError, ObjectTruncated, UnsupportedModel
 from stoker.coldstart.fetch import Fetcher
 from stoker.coldstart.manifest import Manifest

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+
 from stoker.runtime.engine import model
 from stoker.runtime.engine.batch import prepare
 from stoker.runtime.engine.request import GenerationRequest, SamplingParams

@@ -2,6 +2,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+
 from stoker.runtime.engine.options import EngineOptions
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from safetensors.torch import save_file
+
 from stoker.coldstart.fetch import Fetcher
 from stoker.coldstart.manifest import Manifest, read_manifest
 from stoker.coldstart.publish import publish

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from stoker.coldstart.manifest import read_manifest
 from stoker.coldstart.store import open_store
 from stoker.coldstart.upload import load

@@ -2,6 +2,7 @@ import math
 from typing import Any
 
 import pytest
+
 from stoker.runtime.engine.request import GenerationRequest, SamplingParams, validate
 
 

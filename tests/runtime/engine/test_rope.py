@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from stoker.runtime.engine.config import RopeConfig
 from stoker.runtime.engine.rope import cos_sin, frequencies
 

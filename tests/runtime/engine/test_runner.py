@@ -1,6 +1,7 @@
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from stoker.runtime.engine.options import EngineOptions
 from stoker.runtime.engine.request import GenerationRequest, SamplingParams
 from stoker.runtime.engine.runner import NON_FINITE, collect, dummy_work, warm_up_shapes

@@ -2,6 +2,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 import pytest
+
 from stoker.runtime.engine.blocks import BlockPool
 from stoker.runtime.engine.request import Delta, GenerationRequest, SamplingParams
 from stoker.runtime.engine.scheduler import LOOKAHEAD, MAX_OVERTAKES, Outcome, Scheduler, Work

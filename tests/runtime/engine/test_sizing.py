@@ -1,6 +1,7 @@
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from stoker.runtime.engine.options import EngineOptions
 from stoker.runtime.engine.sizing import NotEnoughMemory, activation_bytes, block_bytes, free_bytes, kv_size
 

@@ -3,6 +3,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+
 from stoker.runtime.engine.options import EngineOptions
 from stoker.runtime.engine.weights import LayerWeights, ModelWeights, arena_bytes, plan
 

@@ -12,6 +12,7 @@ import httpx
 import pytest
 import uvicorn
 from redis.asyncio import Redis
+
 from stoker.coldstart.store import ObjectStore, open_store
 from stoker.queue.broker import Broker
 from stoker.queue.client import connect

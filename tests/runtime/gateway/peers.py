@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
 from stoker.queue.broker import Broker
 from stoker.queue.records import Claim, Completion, Emission, Failure, Job, JobState, pack, unpack
 

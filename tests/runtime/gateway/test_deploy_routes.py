@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from stoker.coldstart.store import ObjectStore
 from stoker.queue.broker import Broker
 from stoker.queue.cluster import Cluster

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from stoker.queue.broker import Broker
 from stoker.queue.records import JobState
 

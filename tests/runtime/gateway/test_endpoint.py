@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 from starlette.types import Message
+
 from stoker.runtime.gateway import endpoint
 from stoker.runtime.gateway.body import ClientGone
 from stoker.runtime.gateway.endpoint import stop, while_connected

@@ -1,4 +1,5 @@
 import pytest
+
 from stoker.queue.records import JobState
 from stoker.runtime.gateway.errors import job_failed, queue_full
 from stoker.runtime.gateway.sse import comment, event, json_bytes

@@ -4,6 +4,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from stoker.queue.broker import Broker
 from stoker.queue.records import JobState, Limits, unpack
 from stoker.runtime.spec import Limits as SpecLimits

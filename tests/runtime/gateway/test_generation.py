@@ -1,6 +1,7 @@
 from typing import Any
 
 import pytest
+
 from stoker.runtime.gateway.errors import ApiError
 from stoker.runtime.gateway.generation import (
     ChatShape,

@@ -4,6 +4,7 @@ import json
 import httpx
 import pytest
 from redis.asyncio import Redis
+
 from stoker.queue.broker import Broker
 from stoker.queue.cluster import Cluster
 from stoker.queue.records import JobState, NewJob, new_job_id, pack

@@ -8,9 +8,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from tokenizers import Tokenizer
+
 from stoker.queue.broker import Broker
 from stoker.queue.records import Limits
-from tokenizers import Tokenizer
 
 from .conftest import RunningGateway
 from .peers import Task, error_of, server_events, worker

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from stoker.coldstart.failures import ManifestInvalid, ObjectAltered, ObjectMissing
 from stoker.coldstart.store import open_store
 from stoker.runtime.gateway.chat_template import ChatTemplate, TemplateRefused, named_tokens, template_source

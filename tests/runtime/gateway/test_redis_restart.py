@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+
 from stoker.queue.broker import Broker
 from stoker.queue.client import connect
 from stoker.queue.cluster import Cluster

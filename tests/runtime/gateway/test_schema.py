@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from stoker.runtime.gateway.errors import ApiError
 from stoker.runtime.gateway.schema import chat_request, completion_request
 

@@ -2,6 +2,7 @@ import re
 from typing import Any
 
 import httpx
+
 from stoker.queue.broker import Broker
 from stoker.queue.cluster import Cluster
 

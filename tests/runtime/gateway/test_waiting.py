@@ -2,6 +2,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from stoker.queue.records import Backlog, Job, JobState
 from stoker.runtime.gateway.waiting import wait_reason
 

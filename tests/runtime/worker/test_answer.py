@@ -2,6 +2,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+
 from stoker.queue.records import Claim, StoredChunk, pack
 from stoker.runtime.worker.answer import Answer
 

@@ -1,6 +1,7 @@
 from typing import Any
 
 import pytest
+
 from stoker.runtime.sdk import call
 from stoker.runtime.worker.function_process import run_batch, run_single, sendable
 

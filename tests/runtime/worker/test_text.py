@@ -2,6 +2,7 @@ from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from stoker.runtime.worker.text import TextStream, held_suffix
 
 
