@@ -97,8 +97,8 @@ class LlmReplica(Replica):
             self._begin(claim)
 
     def abort(self, job_id: str) -> None:
-        if self._answers.pop(job_id, None):
-            self._send_abort(job_id)
+        if answer := self._answers.pop(job_id, None):
+            self._send_abort(answer.claim)
 
     def progress(self) -> tuple[int, int]:
         return (self._feed.fetched_bytes if self._feed else 0), self._total_bytes
@@ -121,7 +121,7 @@ class LlmReplica(Replica):
         frame = {
             "t": "submit",
             "model": self.id,
-            "id": claim.job_id,
+            "id": request_id(claim),
             "prompt": answer.prompt,
             "params": answer.engine_params(),
             "prior": answer.prior,
@@ -145,10 +145,11 @@ class LlmReplica(Replica):
                 self._loaded.set_exception(StartFailed(frame["error"]))
 
     def _on_delta(
-        self, job_id: str, tokens: list[int], reason: str | None, error: str, prompt_tokens: int, cached_tokens: int
+        self, request: str, tokens: list[int], reason: str | None, error: str, prompt_tokens: int, cached_tokens: int
     ) -> None:
+        job_id = request.rpartition("/")[0]
         answer = self._answers.get(job_id)
-        if answer is None:
+        if answer is None or request_id(answer.claim) != request:
             return
         if reason in ("error", "abort"):
             del self._answers[job_id]
@@ -164,16 +165,16 @@ class LlmReplica(Replica):
         if answer.finish_reason:
             del self._answers[job_id]
             if reason is None:
-                self._send_abort(job_id)
+                self._send_abort(answer.claim)
             self._end(answer)
 
     def _end(self, answer: Answer) -> None:
         usage = answer.usage()
         self.complete(answer.claim, answer.result(), dict(usage), cost=float(sum_cost(usage)))
 
-    def _send_abort(self, job_id: str) -> None:
+    def _send_abort(self, claim: Claim) -> None:
         try:
-            self._engine.send({"t": "abort", "model": self.id, "id": job_id})
+            self._engine.send({"t": "abort", "model": self.id, "id": request_id(claim)})
         except EngineDied:
             return
 
@@ -183,6 +184,11 @@ class LlmReplica(Replica):
             self._loaded.set_exception(EngineDied(reason))
         else:
             self.crash({"type": "internal_error", "message": reason, "code": "engine_died"})
+
+
+def request_id(claim: Claim) -> str:
+    """The engine's name for one attempt: what an earlier one still sends can't be taken for this one's tokens."""
+    return f"{claim.job_id}/{claim.fence}"
 
 
 def succeeded(task: asyncio.Task[Any]) -> bool:
