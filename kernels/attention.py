@@ -12,6 +12,7 @@ import triton.language as tl
 
 from stoker.kernels.attention_plan import Plan, plan, processors
 from stoker.kernels.launch import cdiv, jit
+from stoker.kernels.tuning import tuned
 
 LOG2_E = 1.4426950408889634
 
@@ -26,8 +27,9 @@ def paged_attention(
 ) -> torch.Tensor:
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     sequences, table_width = block_table.shape
+    tile = tuned(q.device).prefill.get(q.shape[2])
     chosen = plan(q.shape[0], sequences, table_width * kv_layer.shape[2], q.shape[1], kv_layer.shape[3],
-                  q.shape[2], q.element_size(), processors(q.device))  # fmt: skip
+                  q.shape[2], q.element_size(), processors(q.device), tile)  # fmt: skip
     where = (q, kv_layer, block_table, query_start, context_len, scale)
     if chosen.segments == 1:
         _launch(chosen, out, out, out, *where)
@@ -62,7 +64,7 @@ def _launch(
         kv_layer.stride(0), kv_layer.stride(1), kv_layer.stride(2),
         group, dim, cache_block, chosen.block_m, block_q, chosen.block_n,
         chosen.segments > 1, chosen.peel, "tf32x3" if q.dtype == torch.float32 else "tf32",
-        num_warps=chosen.warps, num_stages=chosen.stages,
+        num_warps=chosen.warps, num_stages=chosen.stages, maxnreg=chosen.registers or None,
     )  # fmt: skip
 
 
@@ -180,17 +182,18 @@ def _tile(
     DIM: tl.constexpr, CACHE_BLOCK: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Online-softmax step over BLOCK_N cached tokens. Nothing past the context is read: it may hold anything."""
-    key = start + tl.arange(0, BLOCK_N)
-    entry = keys + (key % CACHE_BLOCK)[:, None] * entry_stride + tl.arange(0, DIM)[None, :]
+    tl.static_assert(BLOCK_N % CACHE_BLOCK == 0, "a tile starts at a cache block")
+    row = tl.arange(0, BLOCK_N)
+    within = (row % CACHE_BLOCK * entry_stride)[:, None] + tl.arange(0, DIM)[None, :]
+    blocks = table + start // CACHE_BLOCK + row // CACHE_BLOCK
+    key = start + row
     if MASKED:
         cached = key < context
-        block = tl.load(table + key // CACHE_BLOCK, mask=cached, other=0).to(tl.int64)
-        entry += block[:, None] * block_stride
+        entry = keys + (tl.load(blocks, mask=cached, other=0).to(tl.int64) * block_stride)[:, None] + within
         k = tl.load(entry, mask=cached[:, None], other=0)
         v = tl.load(entry + value_stride, mask=cached[:, None], other=0)
     else:
-        block = tl.load(table + key // CACHE_BLOCK).to(tl.int64)
-        entry += block[:, None] * block_stride
+        entry = keys + (tl.load(blocks).to(tl.int64) * block_stride)[:, None] + within
         k = tl.load(entry)
         v = tl.load(entry + value_stride)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)

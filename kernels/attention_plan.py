@@ -5,13 +5,18 @@ from typing import NamedTuple
 
 import torch
 
+from stoker.kernels.tuning import Tile
+
 SPLIT_PROGRAMS_PER_PROCESSOR = 4
 MAX_SEGMENTS = 64
 MIN_SEGMENT_TOKENS = 128
 
 
 class Plan(NamedTuple):
-    """block_m rows (query tokens x grouped heads) by block_n keys per tile; segments > 1 splits the context."""
+    """block_m rows (query tokens x grouped heads) by block_n keys per tile; segments > 1 splits the context.
+
+    registers caps a thread's registers, so that more programs share a processor; 0 leaves them to the compiler.
+    """
 
     block_m: int
     block_n: int
@@ -19,6 +24,7 @@ class Plan(NamedTuple):
     peel: bool
     warps: int
     stages: int
+    registers: int = 0
 
 
 def plan(
@@ -30,11 +36,13 @@ def plan(
     dim: int,
     item_bytes: int,
     device_processors: int,
+    tile: Tile | None = None,
 ) -> Plan:
     """The plan for `tokens` query tokens of `sequences` sequences whose block tables hold `max_context` tokens.
 
     As many tokens as sequences is taken for a decode step: one token each, bound by memory. Any other raggedness
-    still gives right results, only slower. More tokens get taller tiles, whose unmasked part runs in a loop of its own.
+    still gives right results, only slower. More tokens get taller tiles (`tile`, if one was measured for this device
+    and 16-bit heads of this size), whose unmasked part runs in a loop of its own.
     """
     group = q_heads // kv_heads
     check_supported(q_heads, kv_heads, dim)
@@ -44,6 +52,8 @@ def plan(
         segments = _segments(sequences * kv_heads, max_context, device_processors)
         return Plan(smallest, min(block_n, 64), segments, peel=False, warps=4, stages=3)
     if tokens * group >= 128 * 4 * sequences and dim * item_bytes <= 256:
+        if tile is not None and item_bytes == 2 and tile.block_m >= smallest:
+            return Plan(tile.block_m, tile.block_n, 1, True, tile.warps, tile.stages, tile.registers)
         return Plan(max(128, smallest), block_n, 1, peel=True, warps=8, stages=3)
     return Plan(max(64, smallest), block_n, 1, peel=True, warps=4, stages=3)
 

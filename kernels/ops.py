@@ -1,4 +1,4 @@
-"""The operations of a model step: Triton for CUDA tensors, plain torch for the others, same signatures.
+"""The operations of a model step: Triton (and cuBLAS) for CUDA tensors, plain torch for the others, same signatures.
 
 Shapes and meanings are documented in `reference`. No operation reads a device value on the host, and launch grids
 depend on tensor shapes alone, so every CUDA operation can be captured in a graph and replayed with other lengths.
@@ -10,7 +10,7 @@ from types import ModuleType
 import torch
 
 from stoker.kernels import reference
-from stoker.kernels.reference import embed, linear
+from stoker.kernels.reference import embed
 
 __all__ = ["add_rms_norm", "embed", "linear", "paged_attention", "rms_norm", "rope_store", "sample", "silu_mul"]
 
@@ -46,6 +46,10 @@ def paged_attention(
     scale: float,
 ) -> torch.Tensor:
     return _implementation(q).paged_attention(q, kv_layer, block_table, query_start, context_len, scale)
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    return _implementation(x).linear(x, weight, bias)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:

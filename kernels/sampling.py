@@ -1,17 +1,21 @@
-"""Sampling on the device in two launches: a wide scan of the logits, then one program per row that settles the token.
+"""Sampling on the device in four launches: scan the logits, settle the rows that need no more, then filter the others.
 
-Rows without filters (greedy or temperature alone) are decided by the scan: Gumbel-max needs one pass. Rows with top-k,
-top-p or min-p find the lowest surviving logit by bisecting its bit pattern, two bits per pass over the row.
-Noise and semantics are those of `philox` and `reference.sample`.
+Rows without filters (greedy or temperature alone) are decided by the scan: Gumbel-max needs one pass. For rows with
+top-k, top-p or min-p the scan also leaves the maxima of groups of tokens and the row's mass; from these follows a
+logit below which no token can survive, and `filters` looks only at what reaches it. Other rows leave those launches at
+once. Noise and semantics are those of `philox` and `reference.sample`.
 """
 
 import torch
 import triton.language as tl
 
-from stoker.kernels import philox, reference
+from stoker.kernels import filters, philox, reference
 from stoker.kernels.launch import cdiv, jit, power_of_two
+from stoker.kernels.sampling_math import better, gumbel, philox_words, sort_key
 
 STRIDE = tl.constexpr(philox.STRIDE)
+CHUNK = 4 * philox.STRIDE
+GROUPS = 32
 GREEDY_BELOW = tl.constexpr(reference.GREEDY_BELOW)
 
 
@@ -25,17 +29,23 @@ def sample(
     position: torch.Tensor,
 ) -> torch.Tensor:
     rows, vocab = logits.shape
-    chunks = cdiv(vocab, 4 * philox.STRIDE)
-    peaks, scores = torch.empty((2, rows, chunks), dtype=torch.float32, device=logits.device)
+    chunks = cdiv(vocab, CHUNK)
+    peaks, scores, masses = torch.empty((3, rows, chunks), dtype=torch.float32, device=logits.device)
+    tops = torch.empty((rows, chunks, GROUPS), dtype=torch.float32, device=logits.device)
     winners = torch.empty((rows, chunks), dtype=torch.int32, device=logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    limits = torch.empty(rows, dtype=torch.int32, device=logits.device)
+    summary = torch.empty((2, rows), dtype=torch.float32, device=logits.device)
     params = (temperature, top_k, top_p, min_p, seed, position)
-    _scan[(rows, chunks)](logits, *params, peaks, scores, winners, logits.stride(0), vocab, num_warps=4)
-    passes = 8 if logits.dtype == torch.bfloat16 else 16
+    _scan[(rows, chunks)](
+        logits, *params, peaks, masses, tops, scores, winners, logits.stride(0), vocab, GROUPS, num_warps=4
+    )
+    digits = 4 if logits.dtype == torch.bfloat16 else 8
     _settle[(rows,)](
-        logits, *params, peaks, scores, winners, tokens, logits.stride(0), vocab, chunks,
-        power_of_two(chunks), passes, num_warps=16,
+        temperature, top_k, top_p, min_p, peaks, masses, tops, scores, winners, limits, summary, tokens,
+        vocab, chunks, power_of_two(chunks), GROUPS, digits, num_warps=4,
     )  # fmt: skip
+    filters.draw(logits, params, limits, summary, tokens, digits)
     return tokens
 
 
@@ -45,61 +55,98 @@ UNALIGNED = ["temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "seed_ptr
 @jit(do_not_specialize_on_alignment=UNALIGNED)
 def _scan(
     logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, position_ptr,
-    peaks_ptr, scores_ptr, winners_ptr, stride, VOCAB: tl.constexpr,
+    peaks_ptr, masses_ptr, tops_ptr, scores_ptr, winners_ptr, stride, VOCAB: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """One program: 4 * STRIDE neighbouring tokens of a row; their peak logit and, without filters, the best score."""
+    """One program: 4 * STRIDE neighbouring tokens of a row; their best score, or what the filters need."""
     row = tl.program_id(0)
     chunk = tl.program_id(1)
     temperature = tl.load(temperature_ptr + row)
     drawn = temperature >= GREEDY_BELOW
     filtered = drawn & _has_filter(row, top_k_ptr, top_p_ptr, min_p_ptr, VOCAB)
+    logits_chunk = logits_ptr + row.to(tl.int64) * stride + chunk * 4 * STRIDE
+    cell = row * tl.num_programs(1) + chunk
     noisy = drawn & (filtered == 0)
-    words = _words(tl.load(seed_ptr + row), tl.load(position_ptr + row), chunk, noisy)
-    logits_row = logits_ptr + row.to(tl.int64) * stride
-    peak = float("-inf")
-    best = float("-inf")
-    winner = VOCAB
+    high, best, winner = _best(logits_chunk, chunk, temperature, seed_ptr + row, position_ptr + row, noisy, VOCAB)
+    peak = tl.max(high)
+    tl.store(peaks_ptr + cell, peak)
+    if filtered:
+        group = tl.arange(0, GROUPS)
+        tl.store(tops_ptr + cell * GROUPS + group, tl.max(tl.reshape(high, [GROUPS, STRIDE // GROUPS]), 1))
+        tl.store(masses_ptr + cell, _mass(logits_chunk, chunk, peak, 1 / temperature, VOCAB))
+    else:
+        top, token = better(best, winner)
+        tl.store(scores_ptr + cell, top)
+        tl.store(winners_ptr + cell, token)
+
+
+@jit
+def _best(logits_chunk, chunk, temperature, seed_ptr, position_ptr, noisy, VOCAB: tl.constexpr):
+    """For each of STRIDE residues: the highest logit (NaN counts as infinite), the best score and that one's token."""
+    lane_token = tl.arange(0, STRIDE)
+    counter = (lane_token + chunk * STRIDE).to(tl.uint32)
+    words = (counter, counter, counter, counter)
+    if noisy:
+        words = philox_words(tl.load(seed_ptr), tl.load(position_ptr), counter)
+    rate = 1 / temperature
+    high = tl.full([STRIDE], float("-inf"), tl.float32)
+    best = tl.full([STRIDE], float("-inf"), tl.float32)
+    winner = tl.full([STRIDE], VOCAB, tl.int32)
     for lane in tl.static_range(4):  # pyright: ignore[reportGeneralTypeIssues]
-        token = tl.arange(0, STRIDE) + (chunk * 4 + lane) * STRIDE
-        logits = tl.load(logits_row + token, mask=token < VOCAB, other=float("-inf")).to(tl.float32)
+        offset = lane_token + lane * STRIDE
+        token = chunk * 4 * STRIDE + offset
+        logits = tl.load(logits_chunk + offset, mask=token < VOCAB, other=float("-inf")).to(tl.float32)
         # NaN anywhere makes the peak infinite, which rejects the row.
-        peak = tl.maximum(peak, tl.max(tl.where(logits != logits, float("inf"), logits)))
+        high = tl.maximum(high, tl.where(logits != logits, float("inf"), logits))
         score = logits
         if noisy:
-            score = tl.math.div_rn(logits, temperature) + _gumbel(words[lane])
-        best, winner = _better(best, winner, score, token)
-    tl.store(peaks_ptr + row * tl.num_programs(1) + chunk, peak)
-    tl.store(scores_ptr + row * tl.num_programs(1) + chunk, best)
-    tl.store(winners_ptr + row * tl.num_programs(1) + chunk, winner)
+            score = logits * rate + gumbel(words[lane])
+        ahead = score > best
+        best = tl.where(ahead, score, best)
+        winner = tl.where(ahead, token, winner)
+    return high, best, winner
+
+
+@jit
+def _mass(logits_chunk, chunk, peak, rate, VOCAB: tl.constexpr):
+    """Sum of the chunk's tempered weights, relative to its peak."""
+    offset = tl.arange(0, 4 * STRIDE)
+    inside = chunk * 4 * STRIDE + offset < VOCAB
+    logits = tl.load(logits_chunk + offset, mask=inside, other=float("-inf")).to(tl.float32)
+    return tl.sum(tl.exp((logits - tl.where(peak == float("-inf"), 0.0, peak)) * rate))
 
 
 @jit(do_not_specialize_on_alignment=UNALIGNED)
 def _settle(
-    logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, position_ptr,
-    peaks_ptr, scores_ptr, winners_ptr, tokens_ptr, stride,
-    VOCAB: tl.constexpr, CHUNKS: tl.constexpr, CHUNKS_BLOCK: tl.constexpr, PASSES: tl.constexpr,
+    temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, peaks_ptr, masses_ptr, tops_ptr, scores_ptr, winners_ptr,
+    limits_ptr, summary_ptr, tokens_ptr, VOCAB: tl.constexpr, CHUNKS: tl.constexpr, CHUNKS_BLOCK: tl.constexpr,
+    GROUPS: tl.constexpr, DIGITS: tl.constexpr,
 ):  # fmt: skip
-    """One program per row: reject it, take the scan's winner, or filter and draw."""
+    """One program per row: reject it, take the scan's winner, or leave a limit, peak and mass to the filters."""
     row = tl.program_id(0)
     chunk = tl.arange(0, CHUNKS_BLOCK)
     inside = chunk < CHUNKS
-    peak = tl.max(tl.load(peaks_ptr + row * CHUNKS + chunk, mask=inside, other=float("-inf")))
+    peaks = tl.load(peaks_ptr + row * CHUNKS + chunk, mask=inside, other=float("-inf"))
+    peak = tl.max(peaks)
     temperature = tl.load(temperature_ptr + row)
+    # No float has this sort key: nothing is left to filter.
+    limit = tl.full([], filters.SETTLED, tl.int32)
     if (peak == float("inf")) | (peak == float("-inf")):
         tl.store(tokens_ptr + row, -1)
     elif (temperature >= GREEDY_BELOW) & _has_filter(row, top_k_ptr, top_p_ptr, min_p_ptr, VOCAB):
-        logits_row = logits_ptr + row.to(tl.int64) * stride
+        masses = tl.load(masses_ptr + row * CHUNKS + chunk, mask=inside, other=0)
+        mass = tl.sum(masses * tl.exp((peaks - peak) / temperature))
+        tl.store(summary_ptr + row, peak)
+        tl.store(summary_ptr + tl.num_programs(0) + row, mass)
+        tops = tops_ptr + row * CHUNKS * GROUPS
         top_k, top_p, min_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row), tl.load(min_p_ptr + row)
-        floor = _floor(logits_row, peak, temperature, top_k, top_p, VOCAB, PASSES)
-        least = peak + temperature * tl.log(min_p)
-        seed, position = tl.load(seed_ptr + row), tl.load(position_ptr + row)
-        token = _draw(logits_row, floor, least, temperature, seed, position, VOCAB, CHUNKS)
-        tl.store(tokens_ptr + row, token.to(tl.int64))
+        found = _limit(tops, peak, mass, temperature, top_k, top_p, min_p, VOCAB, CHUNKS, CHUNKS_BLOCK, GROUPS, DIGITS)
+        limit = found.to(tl.int32, bitcast=True)
     else:
         score = tl.load(scores_ptr + row * CHUNKS + chunk, mask=inside, other=float("-inf"))
         winner = tl.load(winners_ptr + row * CHUNKS + chunk, mask=inside, other=VOCAB)
-        best, token = _better(float("-inf"), VOCAB, score, winner)
+        _, token = better(score, winner)
         tl.store(tokens_ptr + row, token.to(tl.int64))
+    tl.store(limits_ptr + row, limit)
 
 
 @jit
@@ -110,104 +157,34 @@ def _has_filter(row, top_k_ptr, top_p_ptr, min_p_ptr, VOCAB: tl.constexpr):
 
 
 @jit
-def _better(best, winner, score, token):
-    """The higher of (best, winner) and the vector's top (score, token); on a tie the lower token id."""
-    top = tl.max(score)
-    first = tl.min(tl.where(score == top, token, 0x7FFFFFFF))
-    ahead = (top > best) | ((top == best) & (first < winner))
-    return tl.where(ahead, top, best), tl.where(ahead, first, winner)
-
-
-@jit
-def _words(seed, position, chunk, wanted):
-    """Four vectors of STRIDE random words: lane i belongs to the chunk's tokens from i * STRIDE on."""
-    counter = (tl.arange(0, STRIDE) + chunk * STRIDE).to(tl.uint32)
-    zero = counter * 0
-    low = zero + (position & 0xFFFFFFFF).to(tl.uint32)
-    high = zero + ((position >> 32) & 0xFFFFFFFF).to(tl.uint32)
-    words = (counter, zero, low, high)
-    if wanted:
-        words = tl.philox(seed, counter, zero, low, high)
-    return words
-
-
-@jit
-def _gumbel(word):
-    u = tl.minimum(word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 1 - 5.9604644775390625e-08)
-    series = u * (1 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4))))
-    return -tl.log(tl.where(u < 0.015625, series, -tl.log(1 - u)))
-
-
-@jit
-def _sort_key(logits):
-    """uint32 that orders like the float32 logits."""
-    bits = tl.where(logits == 0, 0.0, logits).to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, ~bits, bits | -0x80000000).to(tl.uint32, bitcast=True)
-
-
-@jit
-def _floor(logits_row, peak, temperature, top_k, top_p, VOCAB: tl.constexpr, PASSES: tl.constexpr):
-    """Sort key of the lowest logit that survives top-k and then top-p."""
-    floor = tl.zeros([], tl.uint32)
-    if (top_k > 0) & (top_k < VOCAB):
-        floor = _highest(logits_row, floor, peak, temperature, top_k.to(tl.float32), True, VOCAB, PASSES)
+def _limit(
+    tops_row, peak, mass, temperature, top_k, top_p, min_p, VOCAB: tl.constexpr, CHUNKS: tl.constexpr,
+    CHUNKS_BLOCK: tl.constexpr, GROUPS: tl.constexpr, DIGITS: tl.constexpr,
+):  # fmt: skip
+    """A sort key that every token which survives the filters, or decides them, reaches."""
+    lowest = peak + temperature * tl.log(min_p)
     if top_p < 1:
-        # Every key is at least 0, so candidate 0 holds the whole mass.
-        mass, _, _ = _masses(logits_row, floor, floor, floor, floor, peak, temperature, False, VOCAB)
-        # The likeliest token weighs 1 and stays, however small top_p is.
-        wanted = tl.maximum(top_p * mass, 1.0e-30)
-        nucleus = _highest(logits_row, floor, peak, temperature, wanted, False, VOCAB, PASSES)
-        floor = tl.maximum(floor, nucleus)
-    return floor
+        # All tokens lighter than this together weigh less than what top-p may cut; 0.99 is for rounding.
+        light = 0.99 * (1 - top_p) * mass / VOCAB
+        lowest = tl.maximum(lowest, peak + temperature * tl.log(light))
+    limit = sort_key(lowest)
+    if (top_k > 0) & (top_k < VOCAB):
+        # Top-p then counts only the mass that top-k leaves, so all of that must be seen. At least k tokens reach the
+        # k-th highest of the groups' maxima.
+        group = tl.arange(0, CHUNKS_BLOCK * GROUPS)
+        tops = sort_key(tl.load(tops_row + group, mask=group < CHUNKS * GROUPS, other=float("-inf")))
+        limit = _kth(tops, top_k, DIGITS)
+    return limit
 
 
 @jit
-def _highest(
-    logits_row, floor, peak, temperature, wanted, COUNT: tl.constexpr, VOCAB: tl.constexpr, PASSES: tl.constexpr
-):
-    """The highest sort key v for which the logits from v up have at least `wanted` mass (or number)."""
+def _kth(keys, k, DIGITS: tl.constexpr):
+    """The top 4 * DIGITS bits of the k-th highest key, 0 where there are fewer."""
+    digit = tl.arange(0, 16).to(tl.uint32)
     found = tl.zeros([], tl.uint32)
-    unit = tl.zeros([], tl.uint32) + 0x40000000
-    for _ in range(PASSES):
-        one, two, three = found + unit, found + 2 * unit, found + 3 * unit
-        mass1, mass2, mass3 = _masses(logits_row, floor, one, two, three, peak, temperature, COUNT, VOCAB)
-        reached = (mass1 >= wanted).to(tl.uint32) + (mass2 >= wanted).to(tl.uint32) + (mass3 >= wanted).to(tl.uint32)
-        found += unit * reached
-        unit = unit >> 2
+    shift = tl.full([], 32, tl.uint32)
+    for _ in range(DIGITS):
+        shift -= 4
+        number = tl.sum((keys[None, :] >= (found + (digit << shift))[:, None]).to(tl.int32), 1)
+        found += tl.sum(((number >= k) & (digit > 0)).to(tl.uint32)) << shift
     return found
-
-
-@jit
-def _masses(logits_row, floor, one, two, three, peak, temperature, COUNT: tl.constexpr, VOCAB: tl.constexpr):
-    """Mass (or number) of the logits at or above each of three sort keys, among those at or above `floor`."""
-    BLOCK: tl.constexpr = 4 * STRIDE
-    sum1 = tl.zeros([BLOCK], tl.float32)
-    sum2 = tl.zeros([BLOCK], tl.float32)
-    sum3 = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, VOCAB, BLOCK):
-        token = start + tl.arange(0, BLOCK)
-        logits = tl.load(logits_row + token, mask=token < VOCAB, other=float("-inf")).to(tl.float32)
-        key = _sort_key(logits)
-        mass = tl.where((token < VOCAB) & (key >= floor), 1.0, 0.0)
-        if not COUNT:
-            mass = mass * tl.exp((logits - peak) / temperature)
-        sum1 += tl.where(key >= one, mass, 0.0)
-        sum2 += tl.where(key >= two, mass, 0.0)
-        sum3 += tl.where(key >= three, mass, 0.0)
-    return tl.sum(sum1), tl.sum(sum2), tl.sum(sum3)
-
-
-@jit
-def _draw(logits_row, floor, least, temperature, seed, position, VOCAB: tl.constexpr, CHUNKS: tl.constexpr):
-    """Gumbel-max over the logits whose sort key reaches `floor` and whose value reaches `least`."""
-    best = float("-inf")
-    winner = VOCAB
-    for chunk in range(CHUNKS):
-        words = _words(seed, position, chunk, True)
-        for lane in tl.static_range(4):  # pyright: ignore[reportGeneralTypeIssues]
-            token = tl.arange(0, STRIDE) + (chunk * 4 + lane) * STRIDE
-            logits = tl.load(logits_row + token, mask=token < VOCAB, other=float("-inf")).to(tl.float32)
-            kept = (token < VOCAB) & (_sort_key(logits) >= floor) & (logits >= least)
-            score = tl.math.div_rn(logits, temperature) + _gumbel(words[lane])
-            best, winner = _better(best, winner, tl.where(kept, score, float("-inf")), token)
-    return winner

@@ -16,7 +16,7 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-from stoker.kernels import device
+from stoker.kernels import device, gemv
 
 
 def widen_dot(create_dot):
@@ -69,7 +69,8 @@ def main() -> None:
         except EOFError:
             return
         try:
-            answer = (getattr(device, operation)(*args), args, None)
+            call = gemv.gemv if operation == "gemv" else getattr(device, operation)
+            answer = (call(*args), args, None)
         except Exception:
             answer = (None, None, traceback.format_exc())
         pickle.dump(answer, answers)

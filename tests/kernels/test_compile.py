@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from stoker.kernels import activation, attention, norm, rope, sampling
+from stoker.kernels import activation, attention, filters, gemv, norm, rope, sampling
 from stoker.kernels.attention_plan import Plan, plan
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -24,7 +24,8 @@ POINTERS = {
     "cos_sin": "fp32", "positions": "i32", "slots": "i64", "table": "i32", "query_start": "i32", "context": "i32",
     "peak": "fp32", "total": "fp32", "partial": "fp32", "temperature": "fp32", "top_k": "i32", "top_p": "fp32",
     "min_p": "fp32", "seed": "i64", "position": "i64", "peaks": "fp32", "scores": "fp32", "winners": "i32",
-    "tokens": "i64",
+    "tokens": "i64", "masses": "fp32", "tops": "fp32", "summary": "fp32", "limits": "i32", "lists": "i16",
+    "counts": "i32",
 }  # fmt: skip
 
 
@@ -34,7 +35,7 @@ def argument_type(name: str) -> str:
     return "fp32" if name in ("eps", "scale") else "i32"
 
 
-def compile_for_hopper(kernel, constants: dict[str, object], warps: int, stages: int = 3):
+def compile_for_hopper(kernel, constants: dict[str, object], warps: int, stages: int = 3, registers: int = 0):
     """What a call with 16-byte aligned tensors and strides compiles to."""
     runtime = [name for name in kernel.arg_names if name not in constants]
     signature = {name: argument_type(name) if name in runtime else "constexpr" for name in kernel.arg_names}
@@ -45,7 +46,8 @@ def compile_for_hopper(kernel, constants: dict[str, object], warps: int, stages:
     }
     folded = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     source = ASTSource(kernel, signature, folded, aligned)
-    return triton.compile(source, target=HOPPER, options={"num_warps": warps, "num_stages": stages})
+    options = {"num_warps": warps, "num_stages": stages} | ({"maxnreg": registers} if registers else {})
+    return triton.compile(source, target=HOPPER, options=options)
 
 
 def local_bytes(compiled, folder: Path) -> int:
@@ -64,7 +66,7 @@ def attend(chosen: Plan, group: int = 4, dim: int = 128):
         "GROUP": group, "DIM": dim, "CACHE_BLOCK": 16, "BLOCK_M": chosen.block_m, "BLOCK_Q": chosen.block_m // group,
         "BLOCK_N": chosen.block_n, "SPLIT": chosen.segments > 1, "PEEL": chosen.peel, "PRECISION": "tf32",
     }  # fmt: skip
-    return compile_for_hopper(attention._attend, constants, chosen.warps, chosen.stages)
+    return compile_for_hopper(attention._attend, constants, chosen.warps, chosen.stages, chosen.registers)
 
 
 @pytest.fixture(autouse=True)
@@ -92,8 +94,9 @@ ELEMENTWISE = {
         4,
     ),
     "merge": (attention._merge, {"SEGMENTS": 64, "DIM": 128}, 4),
-    "scan": (sampling._scan, {"VOCAB": 128256}, 4),
-    "settle": (sampling._settle, {"VOCAB": 128256, "CHUNKS": 32, "CHUNKS_BLOCK": 32, "PASSES": 8}, 16),
+    "scan": (sampling._scan, {"VOCAB": 128256, "GROUPS": 32}, 4),
+    "collect": (filters._collect, {"VOCAB": 128256, "LIST": 512}, 4),
+    "gemv": (gemv._gemv, {"DEPTH": 4096, "ROWS": 1, "BLOCK_N": 1, "BLOCK_K": 2048, "BIAS": False}, 8),
 }
 
 
@@ -102,3 +105,22 @@ def test_memory_bound_kernels_load_sixteen_bytes_at_a_time(kernel, constants, wa
     compiled = compile_for_hopper(kernel, constants, warps)
     assert local_bytes(compiled, tmp_path) <= SPILL_LIMIT
     assert "ld.global.v4.b32" in compiled.asm["ptx"] or "ld.global.L1" in compiled.asm["ptx"]
+
+
+ROWWISE = {
+    "settle": (
+        sampling._settle,
+        {"VOCAB": 128256, "CHUNKS": 32, "CHUNKS_BLOCK": 32, "GROUPS": 32, "DIGITS": 8},
+        4,
+    ),
+    "draw": (
+        filters._draw,
+        {"VOCAB": 128256, "CHUNKS": 32, "CHUNKS_BLOCK": 32, "LIST": 512, "TILE": 4096, "DIGITS": 8},
+        16,
+    ),
+}
+
+
+@pytest.mark.parametrize(("kernel", "constants", "warps"), ROWWISE.values(), ids=ROWWISE)
+def test_rowwise_kernels_stay_in_registers(kernel, constants, warps, tmp_path):
+    assert local_bytes(compile_for_hopper(kernel, constants, warps), tmp_path) <= SPILL_LIMIT

@@ -88,6 +88,27 @@ def test_every_filter(run, vocab, dtype):
     check(run, (torch.randn(len(MIXED), vocab) * 3).to(dtype), MIXED)
 
 
+FLAT = [Row(top_p=0.9, seed=1), Row(top_k=3000, seed=2), Row(top_k=3000, top_p=0.5, seed=3), Row(min_p=0.01, seed=4)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("spread", [0.0, 0.1, 1.0], ids=["equal", "flat", "normal"])
+def test_more_survivors_than_a_list_holds(run, spread, dtype):
+    check(run, (torch.randn(len(FLAT), 9000) * spread).to(dtype), FLAT)
+
+
+def test_survivors_crowded_in_one_group(run):
+    logits = torch.randn(3, 9000) * 0.1
+    logits[:, 4096:4800:2] += 20
+    check(run, logits, [Row(top_k=100, seed=1), Row(top_p=0.95, seed=2), Row(top_k=300, top_p=0.3, min_p=0.01, seed=3)])
+
+
+def test_negative_and_huge_logits(run):
+    rows = [Row(top_k=30, seed=1), Row(top_p=0.9, seed=2), Row(top_p=0.9, temperature=50.0, seed=3)]
+    check(run, torch.randn(3, 5000) * 2 - 40, rows)
+    check(run, torch.randn(3, 5000) * 1e4, rows)
+
+
 def test_ties_with_the_last_kept_token_stay(run):
     logits = torch.tensor([[3.0, 2.0, 2.0, -1.0]]).repeat(9, 1)
     tokens = check(run, logits, [Row(top_k=2, seed=s) for s in range(9)])

@@ -1,0 +1,36 @@
+"""What the sampling kernels share: an integer order of logits, Gumbel noise, and the better of two candidates."""
+
+import triton.language as tl
+
+from stoker.kernels.launch import jit
+
+
+@jit
+def sort_key(logits):
+    """uint32 that orders like the float32 logits."""
+    bits = tl.where(logits == 0, 0.0, logits).to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, ~bits, bits | -0x80000000).to(tl.uint32, bitcast=True)
+
+
+@jit
+def better(score, token):
+    """The vector's top score and its token; on a tie the lowest token id."""
+    top = tl.max(score)
+    return top, tl.min(tl.where(score == top, token, 0x7FFFFFFF))
+
+
+@jit
+def philox_words(seed, position, counter):
+    """Four vectors of random words for uint32 counters: see `philox.token_words`."""
+    zero = counter * 0
+    low = zero + (position & 0xFFFFFFFF).to(tl.uint32)
+    high = zero + ((position >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    return tl.philox(seed, counter, zero, low, high)
+
+
+@jit
+def gumbel(word):
+    """The noise of `philox.gumbel`."""
+    u = tl.minimum(word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 1 - 5.9604644775390625e-08)
+    series = u * (1 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4))))
+    return -tl.log(tl.where(u < 0.015625, series, -tl.log(1 - u)))

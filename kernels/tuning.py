@@ -1,0 +1,90 @@
+"""Measured kernel configurations per GPU: data files beside this module, written by `benchmarks.kernels --tune`.
+
+A GPU without a file takes cuBLAS for every product and the default attention tile: slower at most, never wrong.
+"""
+
+import json
+import math
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+MAX_GEMV_ROWS = 8
+
+
+class Tile(NamedTuple):
+    """Prefill attention: block_m rows by block_n keys; registers caps a thread's (0 = the compiler's choice)."""
+
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+    registers: int = 0
+
+
+class Gemv(NamedTuple):
+    """Blocks for up to `rows` rows times a weight [width, depth]; block_n 0 means that cuBLAS won."""
+
+    rows: int
+    width: int
+    depth: int
+    block_n: int
+    block_k: int
+    warps: int
+    stages: int
+
+
+class Tuned(NamedTuple):
+    """`prefill`: the tile for each head size; `gemv`: every measured shape."""
+
+    prefill: dict[int, Tile]
+    gemv: tuple[Gemv, ...]
+
+
+UNTUNED = Tuned({}, ())
+
+
+def gemv_for(rows: int, width: int, depth: int, table: Tuned) -> Gemv | None:
+    """The blocks measured for the nearest shape of at least as many rows, or None for cuBLAS."""
+    return _nearest(rows, width, depth, table.gemv)
+
+
+@cache
+def _nearest(rows: int, width: int, depth: int, measured: tuple[Gemv, ...]) -> Gemv | None:
+    def distance(entry: Gemv) -> float:
+        return abs(math.log(entry.width / width)) + abs(math.log(entry.depth / depth))
+
+    bucket = min((entry.rows for entry in measured if entry.rows >= rows), default=0)
+    # The kernel reads eight neighbouring weights at a time.
+    if not bucket or depth % 8:
+        return None
+    nearest = min((entry for entry in measured if entry.rows == bucket), key=distance)
+    return nearest if nearest.block_n else None
+
+
+@cache
+def tuned(device: torch.device) -> Tuned:
+    return read(path(torch.cuda.get_device_name(device))) if device.type == "cuda" else UNTUNED
+
+
+def path(device_name: str) -> Path:
+    """Where the table of a GPU stands: 'NVIDIA H200' -> tuned_h200.json."""
+    model = device_name.removeprefix("NVIDIA ").split()[0].split("-")[0].lower()
+    return Path(__file__).with_name(f"tuned_{model}.json")
+
+
+def read(file: Path) -> Tuned:
+    if not file.is_file():
+        return UNTUNED
+    data = json.loads(file.read_text())
+    prefill = {int(dim): Tile(*tile) for dim, tile in data["prefill"].items()}
+    return Tuned(prefill, tuple(Gemv(*entry) for entry in data["gemv"]))
+
+
+def write(file: Path, table: Tuned, device_name: str) -> None:
+    lines = ",\n  ".join(json.dumps(entry) for entry in table.gemv)
+    prefill = json.dumps({str(dim): tile for dim, tile in table.prefill.items()})
+    gemv = f"[\n  {lines}\n ]" if lines else "[]"
+    file.write_text(f'{{\n "device": {json.dumps(device_name)},\n "prefill": {prefill},\n "gemv": {gemv}\n}}\n')
