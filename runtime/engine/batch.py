@@ -1,113 +1,150 @@
-"""The tensors of one step, built on the host and sent to the device in one piece."""
+"""One step as the host describes it: a few numbers per sequence, new prompt tokens, and what changed in the device's
+table of sequences. Packed into one array of 32-bit words, uploaded in one copy."""
 
+from array import array
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
-import torch
 
-from stoker.runtime.engine.prefix import BLOCK_TOKENS
+from stoker.runtime.engine.request import SamplingParams
 from stoker.runtime.engine.scheduler import Work
 
-SEGMENT_ALIGNMENT = 16
+FROM_TABLE = -1
+"""Stands for a token id that only the device knows: the last one it sampled for this row."""
+SEGMENT_WORDS = 4
+PARAM_WORDS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class HostBatch:
-    """T tokens of S sequences, R of which sample. The fields are those of `Batch`, as numpy arrays."""
+class Bucket(NamedTuple):
+    """The shape of a step: room for so many sequences and tokens. Unused room comes last and is called padding."""
 
-    ids: np.ndarray
-    positions: np.ndarray
-    slots: np.ndarray
-    block_table: np.ndarray
-    query_start: np.ndarray
-    context_len: np.ndarray
-    last: np.ndarray
-    sampled: np.ndarray
-    temperature: np.ndarray
-    top_k: np.ndarray
-    top_p: np.ndarray
-    min_p: np.ndarray
-    seed: np.ndarray
-    position: np.ndarray
+    sequences: int
+    tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What one step computes, on the device.
+class Segment(NamedTuple):
+    """Words `start` to `stop` of the upload."""
 
-    ids, positions and slots (cache slot = block * 16 + offset): i64[T]. block_table i32[S, M], query_start i32[S + 1],
-    context_len i32[S]. last i64[S]: each sequence's last row of T; sampled i64[R]: which of the S sequences sample.
-    temperature, top_p, min_p f32[R], top_k i32[R], seed i64[R]; position i64[R] is that of the token to be sampled.
-    """
+    start: int
+    stop: int
 
-    ids: torch.Tensor
-    positions: torch.Tensor
-    slots: torch.Tensor
-    block_table: torch.Tensor
-    query_start: torch.Tensor
-    context_len: torch.Tensor
-    last: torch.Tensor
-    sampled: torch.Tensor
-    temperature: torch.Tensor
-    top_k: torch.Tensor
-    top_p: torch.Tensor
-    min_p: torch.Tensor
-    seed: torch.Tensor
-    position: torch.Tensor
+    @property
+    def slice(self) -> slice:
+        return slice(self.start, self.stop)
 
 
-def prepare(work: Seq[Work], device: str) -> Batch:
-    return upload(host_batch(work), device)
+class Layout(NamedTuple):
+    """Where a bucket's arrays are: table rows and first positions i32[S], query_start i32[S + 1], token ids i32[T]."""
+
+    rows: Segment
+    starts: Segment
+    query_start: Segment
+    ids: Segment
 
 
-def host_batch(work: Seq[Work]) -> HostBatch:
-    starts = np.array([item.start for item in work], np.int64)
-    counts = np.array([item.count for item in work], np.int64)
-    query_start = np.concatenate(([0], counts.cumsum()))
-    owner = np.repeat(np.arange(len(work)), counts)
-    positions = np.arange(query_start[-1]) + (starts - query_start[:-1])[owner]
-    table = block_table(work)
-    sampling = [index for index, item in enumerate(work) if item.samples]
-    params = [work[index].sequence.params for index in sampling]
-    return HostBatch(
-        ids=np.concatenate([item.sequence.tokens[item.start : item.start + item.count] for item in work]).astype("i8"),
-        positions=positions,
-        slots=table[owner, positions // BLOCK_TOKENS].astype(np.int64) * BLOCK_TOKENS + positions % BLOCK_TOKENS,
-        block_table=table,
-        query_start=query_start.astype(np.int32),
-        context_len=(starts + counts).astype(np.int32),
-        last=query_start[1:] - 1,
-        sampled=np.array(sampling, np.int64),
-        temperature=np.array([p.temperature for p in params], np.float32),
-        top_k=np.array([p.top_k for p in params], np.int32),
-        top_p=np.array([p.top_p for p in params], np.float32),
-        min_p=np.array([p.min_p for p in params], np.float32),
-        seed=np.array([p.seed for p in params], np.int64),
-        position=np.array([work[index].start + work[index].count for index in sampling], np.int64),
-    )
+class Tail(NamedTuple):
+    """Table changes, behind the layout: flat cells of the block table i64[U] and their new blocks i32[U]; rows i64[N]
+    with new owners and their sampling parameters i32[N, 8]."""
+
+    cells: Segment
+    blocks: Segment
+    rows: Segment
+    params: Segment
 
 
-def block_table(work: Seq[Work]) -> np.ndarray:
-    """i32[S, M]; rows are padded with the null block."""
-    table = np.zeros((len(work), max(len(item.sequence.blocks) for item in work)), np.int32)
-    for row, item in zip(table, work, strict=True):
-        row[: len(item.sequence.blocks)] = item.sequence.blocks
-    return table
+class Upload(NamedTuple):
+    """`words` int32 are what the device gets."""
+
+    words: np.ndarray
+    tail: Tail
 
 
-def upload(host: HostBatch, device: str) -> Batch:
-    """One copy for all arrays, asynchronous from pinned memory on a GPU."""
-    arrays = {field.name: np.ascontiguousarray(getattr(host, field.name)) for field in fields(HostBatch)}
-    offsets = np.cumsum([0, *(-(-a.nbytes // SEGMENT_ALIGNMENT) * SEGMENT_ALIGNMENT for a in arrays.values())])
-    staging = torch.empty(int(offsets[-1]), dtype=torch.uint8, pin_memory=device == "cuda")
-    target = staging.numpy()
-    for offset, array in zip(offsets, arrays.values(), strict=False):
-        target[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
-    packed = staging.to(device, non_blocking=True)
-    return Batch(
-        **{
-            name: packed[offset : offset + array.nbytes].view(torch.from_numpy(array[:0]).dtype).view(array.shape)
-            for offset, (name, array) in zip(offsets, arrays.items(), strict=False)
-        }
-    )
+def layout(bucket: Bucket) -> Layout:
+    sequences, tokens = bucket
+    return Layout(*segments(0, sequences, sequences, sequences + 1, tokens))
+
+
+def segments(start: int, *sizes: int) -> Iterator[Segment]:
+    """Consecutive segments; each begins at a multiple of 16 bytes."""
+    for size in sizes:
+        yield Segment(start, start + size)
+        start = aligned(start + size)
+
+
+def aligned(words: int) -> int:
+    return -(-words // SEGMENT_WORDS) * SEGMENT_WORDS
+
+
+def upload_words(largest: Bucket, width: int) -> int:
+    """Enough for any step within `largest`, sequences having up to `width` blocks."""
+    changes = largest.sequences * (3 * width + PARAM_WORDS + 2)
+    return layout(largest).ids.stop + changes + len(Tail._fields) * SEGMENT_WORDS
+
+
+def pack(work: Seq[Work], bucket: Bucket, padding_row: int, width: int, buffer: np.ndarray) -> Upload:
+    """Describes `work` in the words of `buffer` (int32). Sequences beyond `work` get no tokens and `padding_row`."""
+    where = layout(bucket)
+    rows, starts, counts = (array("i"), array("i"), array("i"))
+    ids = array("i")
+    for item in work:
+        rows.append(item.sequence.row)
+        starts.append(item.start)
+        counts.append(item.count)
+        ids.extend(token_ids(item))
+    fill(buffer[where.rows.slice], rows, padding_row)
+    fill(buffer[where.starts.slice], starts, 0)
+    fill(buffer[where.ids.slice], ids, 0)
+    query_start = buffer[where.query_start.slice]
+    query_start[0] = 0
+    query_start[len(work) + 1 :] = len(ids)
+    np.cumsum(counts, dtype=np.int32, out=query_start[1 : len(work) + 1])
+    return pack_changes(work, width, buffer, aligned(where.ids.stop))
+
+
+def fill(target: np.ndarray, values: "array[int]", rest: int) -> None:
+    target[: len(values)] = values
+    target[len(values) :] = rest
+
+
+def token_ids(item: Work) -> "array[int]":
+    known = item.sequence.tokens[item.start : item.start + item.count]
+    if len(known) < item.count:
+        known.append(FROM_TABLE)
+    return known
+
+
+def pack_changes(work: Seq[Work], width: int, buffer: np.ndarray, start: int) -> Upload:
+    cells, blocks, rows = array("q"), array("i"), array("q")
+    params: list[np.ndarray] = []
+    for sequence in (item.sequence for item in work):
+        if sequence.sent_blocks < 0:
+            rows.append(sequence.row)
+            params.append(param_words(sequence.params))
+        first = max(0, sequence.sent_blocks)
+        if first < len(sequence.blocks):
+            cells.extend(range(sequence.row * width + first, sequence.row * width + len(sequence.blocks)))
+            blocks.extend(sequence.blocks[first:])
+    tail = Tail(*segments(start, 2 * len(cells), len(blocks), 2 * len(rows), PARAM_WORDS * len(rows)))
+    buffer[tail.cells.slice].view(np.int64)[:] = cells
+    buffer[tail.blocks.slice] = blocks
+    buffer[tail.rows.slice].view(np.int64)[:] = rows
+    if params:
+        buffer[tail.params.slice] = np.concatenate(params)
+    return Upload(buffer[: tail.params.stop], tail)
+
+
+def param_words(params: SamplingParams) -> np.ndarray:
+    """int32[8]: the bits of temperature, top_p and min_p (float32), top_k, the seed (int64), two spare words."""
+    words = np.zeros(PARAM_WORDS, np.int32)
+    words.view(np.float32)[:3] = params.temperature, params.top_p, params.min_p
+    words[3] = params.top_k
+    words.view(np.int64)[2] = params.seed
+    return words
+
+
+def mark_sent(work: Seq[Work]) -> None:
+    """The device has, or will have before anything later, what `pack` described."""
+    for item in work:
+        item.sequence.sent_blocks = len(item.sequence.blocks)

@@ -1,8 +1,11 @@
-"""One loaded model: requests in, tokens out, one step at a time: schedule, prepare, forward, sample, commit."""
+"""One loaded model: requests in, tokens out. A step is scheduled, launched on the device, and settled: its tokens are
+read and booked. With asynchronous scheduling, a step is launched before the one before it is settled, so that the
+device always has work; the tokens in between are known to the device alone."""
 
 import logging
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 
 import torch
 
@@ -11,7 +14,7 @@ from stoker.runtime.engine.config import ModelConfig
 from stoker.runtime.engine.options import EngineOptions
 from stoker.runtime.engine.prefix import root_key
 from stoker.runtime.engine.request import Delta, GenerationRequest, validate
-from stoker.runtime.engine.runner import Runner
+from stoker.runtime.engine.runner import Launched, Runner
 from stoker.runtime.engine.scheduler import Outcome, Scheduler, Work, delta
 from stoker.runtime.engine.sequence import Sequence
 from stoker.runtime.engine.sizing import free_bytes, kv_size
@@ -38,6 +41,7 @@ class Engine:
             prefix_cache=options.prefix_cache,
         )
         self._revision = revision
+        self._in_flight: Launched | None = None
         self._sequences: dict[str, Sequence] = {}
         self._outbox: list[Delta] = []
         self._arrivals = 0
@@ -58,24 +62,40 @@ class Engine:
         self.scheduler.add(sequence)
 
     def abort(self, request_id: str) -> None:
-        """Frees everything at once; the next step reports "abort". An unknown or finished id is ignored."""
+        """Frees what no step in flight still writes; the next step reports "abort", whatever the one in flight finds.
+        An unknown or finished id is ignored."""
         if sequence := self._sequences.pop(request_id, None):
             self._outbox.append(delta(sequence, [], "abort"))
             self.scheduler.remove(sequence)
 
     def step(self) -> list[Delta]:
+        """Launches the next step and returns the tokens of the oldest one under way: with asynchronous scheduling the
+        one before, so that the first call returns none."""
         work = self.scheduler.schedule()
-        if not work and self._sequences:
+        if not work and not self._in_flight and self._sequences:
             raise RuntimeError(f"no progress is possible: {self.stats()}")
-        self._steps += bool(work)
-        deltas = self.scheduler.commit(work, self._outcomes(work) if work else [])
-        for finished in (item.request_id for item in deltas if item.finish_reason):
-            del self._sequences[finished]
+        launched, failed = self._launch(work) if work else (None, False)
+        before, self._in_flight = self._in_flight, launched
+        deltas = self._settle(before) if before else []
+        if failed:
+            deltas += self._commit(work, [self._alone(item) for item in work])
+        elif launched and self.options.async_scheduling == "off":
+            self._in_flight = None
+            deltas += self._settle(launched)
         earlier, self._outbox = self._outbox, []
         return earlier + deltas
 
+    @property
+    def in_flight(self) -> Seq[Work]:
+        """What the step under way computes."""
+        return self._in_flight.work if self._in_flight else ()
+
     def has_work(self) -> bool:
-        return bool(self._outbox or self._sequences)
+        return bool(self._outbox or self._sequences or self._in_flight)
+
+    def prepare_idle(self) -> bool:
+        """Uses a moment without work to make later steps faster; False when there is nothing (more) to do."""
+        return not self.has_work() and self.runner.capture_one()
 
     def fail_all(self, error: str) -> list[Delta]:
         """Ends every request with `error`."""
@@ -83,6 +103,11 @@ class Engine:
         for sequence in self._sequences.values():
             self.scheduler.remove(sequence)
         self._sequences, self._outbox = {}, []
+        if launched := self._in_flight:
+            self._in_flight = None
+            with suppress(Exception):
+                launched.outcomes()
+            self.scheduler.commit(launched.work, [Outcome(-1, error)] * len(launched.work))
         return deltas
 
     def stats(self) -> dict[str, int]:
@@ -97,6 +122,9 @@ class Engine:
             "computed_tokens": self.scheduler.computed_tokens,
             "preemptions": self.scheduler.preemptions,
             "steps": self._steps,
+            "graphs": len(self.runner.graphs),
+            "graph_bytes": self.runner.graphs.bytes,
+            "graph_steps": self.runner.graphs.replays,
         }
 
     def generate(self, requests: Iterable[GenerationRequest]) -> dict[str, list[int]]:
@@ -112,15 +140,36 @@ class Engine:
                 tokens[item.request_id] += item.tokens
         return tokens
 
-    def _outcomes(self, work: Seq[Work]) -> list[Outcome]:
-        """Runs a step. When it raises, every sequence runs alone, so that only those to blame fail."""
+    def _launch(self, work: list[Work]) -> tuple[Launched | None, bool]:
+        """The step under way, or None and True when it couldn't be launched."""
+        self._steps += 1
         try:
-            return self.runner.run(work)
+            return self.runner.launch(work), False
         except torch.AcceleratorError:
             # The device context is broken for good: the process has to be replaced.
             raise
-        except Exception as error:
+        except Exception:
             log.exception("a step of %d sequences failed", len(work))
-            if len(work) == 1:
-                return [Outcome(-1, f"{type(error).__name__}: {error}")]
-        return [outcome for item in work for outcome in self._outcomes([item])]
+            return None, True
+
+    def _alone(self, item: Work) -> Outcome:
+        """One sequence of a failed step by itself, so that only those to blame fail."""
+        if item.sequence.ended:
+            return Outcome(-1)
+        try:
+            return self.runner.run([item])[0]
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:
+            return Outcome(-1, f"{type(error).__name__}: {error}")
+
+    def _settle(self, launched: Launched) -> list[Delta]:
+        return self._commit(launched.work, launched.outcomes())
+
+    def _commit(self, work: Seq[Work], outcomes: Seq[Outcome]) -> list[Delta]:
+        deltas = self.scheduler.commit(work, outcomes)
+        for item in deltas:
+            if item.finish_reason:
+                del self._sequences[item.request_id]
+        self.runner.may_capture |= bool(deltas)
+        return deltas

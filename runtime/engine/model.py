@@ -3,8 +3,8 @@
 import torch
 
 from stoker.kernels import ops
-from stoker.runtime.engine.batch import Batch
 from stoker.runtime.engine.config import ModelConfig
+from stoker.runtime.engine.state import Batch
 from stoker.runtime.engine.weights import LayerWeights, ModelWeights
 
 

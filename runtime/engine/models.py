@@ -69,6 +69,10 @@ class Models:
             if engine.has_work() and (deltas := step(engine)):
                 self._send_deltas(model, deltas)
 
+    def prepare_idle(self) -> bool:
+        """Does one piece of work that makes later steps faster; False when there is none (left)."""
+        return any(engine.prepare_idle() for engine in self._engines.values())
+
     def _load(self, model: str, frame: Frame) -> None:
         self._drop(model)
         try:

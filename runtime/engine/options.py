@@ -15,7 +15,11 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """`num_blocks` (usable KV blocks) or `kv_bytes` size the KV cache; both 0: from free memory. `token_budget` bounds
-    the tokens of one step, `max_seqs` the sequences in it. 0 for `max_model_len` is the model's own maximum."""
+    the tokens of one step, `max_seqs` the sequences in it. 0 for `max_model_len` is the model's own maximum.
+
+    `async_scheduling` plans and starts a step before the tokens of the one before are known; "auto" does so where the
+    device computes by itself (a GPU): on a CPU nothing would overlap. `cuda_graphs` replays whole steps there.
+    """
 
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -25,6 +29,8 @@ class EngineOptions:
     token_budget: int = 0
     max_model_len: int = 0
     prefix_cache: bool = True
+    async_scheduling: Literal["auto", "on", "off"] = "auto"
+    cuda_graphs: bool = True
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "EngineOptions":
@@ -42,6 +48,12 @@ class EngineOptions:
             dtype=("bfloat16" if self.device == "cuda" else "float32") if self.dtype == "auto" else self.dtype,
             token_budget=self.token_budget or max(TOKEN_BUDGET[self.device], self.max_seqs),
             max_model_len=self.max_model_len or config.max_position_embeddings,
+            async_scheduling=self.async_scheduling if self.async_scheduling != "auto" else on(self.device == "cuda"),
+            cuda_graphs=self.cuda_graphs and self.device == "cuda",
+        )
+        check(
+            self.async_scheduling in ("auto", "on", "off"),
+            f"async_scheduling must be auto, on or off, not {self.async_scheduling!r}",
         )
         check(self.max_seqs >= 1, f"max_seqs must be 1 or more, not {self.max_seqs}")
         check(
@@ -58,6 +70,10 @@ class EngineOptions:
     @property
     def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype]
+
+
+def on(condition: bool) -> Literal["on", "off"]:
+    return "on" if condition else "off"
 
 
 def check(condition: bool, message: str) -> None:

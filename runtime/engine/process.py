@@ -80,6 +80,8 @@ def read(channel: Channel, inbox: Inbox) -> None:
 def serve(models: "Models", inbox: Inbox) -> None:
     """Until a stop frame, or the end of the channel."""
     while True:
+        while not models.has_work() and inbox.empty() and models.prepare_idle():
+            pass
         for frame in waiting_frames(inbox, block=not models.has_work()):
             if frame["t"] == "stop":
                 return

@@ -1,7 +1,13 @@
-"""The device half of a step: prepare, forward, sample. Owns the KV cache and all else that lives on the device."""
+"""The device half of a step: describe it, upload, forward, sample. Owns the KV cache and all else that lives on the
+device.
+
+`launch` queues a step and returns at once on a GPU; its outcomes are asked for later. On a CPU the same calls compute
+the step before they return: a stream whose work is always done, in the same order.
+"""
 
 from array import array
 from collections.abc import Sequence as Seq
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -9,20 +15,36 @@ import torch
 
 from stoker.kernels import ops
 from stoker.runtime.engine import model
-from stoker.runtime.engine.batch import Batch, prepare
+from stoker.runtime.engine.batch import Bucket, mark_sent, pack
 from stoker.runtime.engine.blocks import NULL_BLOCK
 from stoker.runtime.engine.config import ModelConfig
+from stoker.runtime.engine.graphs import Graphs, fitting
 from stoker.runtime.engine.options import EngineOptions
 from stoker.runtime.engine.prefix import BLOCK_TOKENS
 from stoker.runtime.engine.request import GenerationRequest, SamplingParams
 from stoker.runtime.engine.rope import cos_sin
-from stoker.runtime.engine.scheduler import Outcome, Work
+from stoker.runtime.engine.scheduler import Outcome, Work, rows_for
 from stoker.runtime.engine.sequence import Sequence, blocks_for
-from stoker.runtime.engine.sizing import KVSize
+from stoker.runtime.engine.sizing import KVSize, graph_reserve
+from stoker.runtime.engine.state import Batch, Table
 from stoker.runtime.engine.weights import ModelWeights
 
-SHORT_PROMPT, LONG_PROMPT = 17, 4096
+PROMPT_SIZES = (17, 600, 4096)
 NON_FINITE = "the model produced non-finite values (NaN or infinity) for this request"
+
+
+class Launched(NamedTuple):
+    """A step under way. `tokens` are on the host once `copied` (None: at once) has happened."""
+
+    work: Seq[Work]
+    tokens: torch.Tensor
+    copied: torch.cuda.Event | None
+
+    def outcomes(self) -> list[Outcome]:
+        """Waits for the step."""
+        if self.copied:
+            self.copied.synchronize()
+        return [outcome(token) for token in islice(self.tokens.tolist(), len(self.work))]
 
 
 class Runner:
@@ -34,28 +56,89 @@ class Runner:
         self.weights = weights
         self.kv = allocate_kv(config, options, size)
         self.cos_sin = cos_sin(config.rope, config.head_dim, options.max_model_len, options.device)
+        largest = Bucket(options.max_seqs, options.token_budget)
+        rows, width = rows_for(options.max_seqs), blocks_for(options.max_model_len)
+        self.table = Table(rows, width, largest, options.device)
+        self.graphs = Graphs(options, config.num_layers, graph_reserve(config, options))
+        self.may_capture = False
+        self._on_gpu = options.device == "cuda"
+        self._results = [torch.zeros(options.max_seqs, dtype=torch.int64, pin_memory=self._on_gpu) for _ in range(2)]
 
     @torch.inference_mode()
+    def launch(self, work: Seq[Work]) -> Launched:
+        """Queues one step. Before it, the outcomes of the step before the last must have been asked for. May be called
+        again with the same work once its input tokens are known: it writes the same values to the same places."""
+        bucket = self._receive(work)
+        tokens = self.graphs.replay(bucket)
+        if tokens is None:
+            launched = self._hand_over(work, self._compute(bucket))
+            if self.may_capture:
+                self.graphs.capture(bucket, self._compute)
+            return launched
+        return self._hand_over(work, tokens)
+
     def run(self, work: Seq[Work]) -> list[Outcome]:
-        """Computes one step. May be called again with the same work: it writes the same values to the same places."""
-        batch = prepare(work, self._options.device)
-        hidden = model.forward(self._config, self.weights, self.cos_sin, self.kv, batch)
-        tokens = self._sample(batch, hidden)
-        finite = hidden.isfinite().all(-1)
-        return collect(work, torch.cat((finite.long(), tokens)).tolist())
+        return self.launch(work).outcomes()
+
+    @torch.inference_mode()
+    def batch(self, work: Seq[Work]) -> Batch:
+        """The tensors of a step, as `launch` makes them."""
+        return self.table.batch(self._receive(work))
 
     def warm_up(self) -> None:
         """Runs every kind of step once on a GPU, so that no kernel is ever compiled while a request waits for it."""
-        if self._options.device == "cuda":
+        if self._on_gpu:
             for shape in warm_up_shapes(self._options):
-                self.run([dummy_work(shape.start, shape.tokens)] * shape.sequences)
+                self.run([self.dummy_work(shape.start, shape.tokens)] * shape.sequences)
             self.kv[NULL_BLOCK].zero_()
 
-    def _sample(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
-        if not batch.sampled.numel():
-            return batch.sampled
-        scores = model.logits(self.weights, hidden[batch.sampled])
-        return ops.sample(scores, batch.temperature, batch.top_k, batch.top_p, batch.min_p, batch.seed, batch.position)
+    @torch.inference_mode()
+    def capture_one(self) -> bool:
+        """Captures the graph of one more bucket; False when there is nothing (more) to capture, or not yet."""
+        bucket = self.graphs.next_missing() if self.may_capture else None
+        if bucket is None:
+            return False
+        self._receive([], bucket)
+        self._compute(bucket)
+        self.graphs.capture(bucket, self._compute)
+        return True
+
+    def dummy_work(self, start: int, count: int) -> Work:
+        """In the row that belongs to nobody, on the null block, whose content never matters."""
+        request = GenerationRequest(id="", prompt=[0] * (start + count), params=SamplingParams(max_tokens=1))
+        sequence = Sequence.of(request, arrival=0, root=b"", eos=())
+        sequence.blocks = array("i", [NULL_BLOCK] * blocks_for(start + count))
+        sequence.row, sequence.sent_blocks = self.table.padding_row, len(sequence.blocks)
+        return Work(sequence, start, count, samples=True)
+
+    def _receive(self, work: Seq[Work], bucket: Bucket | None = None) -> Bucket:
+        exact = Bucket(len(work), sum(item.count for item in work))
+        bucket = bucket or fitting(self.graphs.choices, *exact) or exact
+        table = self.table
+        table.receive(pack(work, bucket, table.padding_row, table.width, table.next_buffer()))
+        mark_sent(work)
+        return bucket
+
+    def _compute(self, bucket: Bucket) -> torch.Tensor:
+        """Sampled tokens i64[S]; -1 where a sequence's values aren't finite."""
+        batch = self.table.batch(bucket)
+        hidden = model.forward(self._config, self.weights, self.cos_sin, self.kv, batch)
+        scores = model.logits(self.weights, hidden)
+        params = (batch.temperature, batch.top_k, batch.top_p, batch.min_p, batch.seed, batch.position)
+        tokens = ops.sample(scores, *params)
+        self.table.keep(batch, tokens)
+        return tokens
+
+    def _hand_over(self, work: Seq[Work], tokens: torch.Tensor) -> Launched:
+        if not self._on_gpu:
+            return Launched(work, tokens, None)
+        # In the step's own stream: the next step can't overwrite the tokens, and the copy takes microseconds.
+        self._results.append(self._results.pop(0))
+        host = self._results[0][: len(work)]
+        host.copy_(tokens[: len(work)], non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        return Launched(work, host, copied)
 
 
 class Shape(NamedTuple):
@@ -67,36 +150,19 @@ class Shape(NamedTuple):
 
 
 def warm_up_shapes(options: EngineOptions) -> list[Shape]:
-    """Decode steps from short to long contexts, for one sequence and for all; prompts short and long, one and many.
-    Between them they take every way in which the kernels cut up their work."""
+    """Decode steps of one sequence to all; prompts short and long, one and many. Between them they take every way in
+    which the kernels cut up their work: that depends on the numbers of tokens and sequences only."""
     longest = options.max_model_len
-    contexts = [1 << bits for bits in range(longest.bit_length())] + [longest]
-    prompts = [min(size, longest, options.token_budget) for size in (SHORT_PROMPT, LONG_PROMPT)]
-    decode = [Shape(1, context - 1, 1) for context in contexts] + [Shape(options.max_seqs, longest - 1, 1)]
+    sizes = sorted({min(1 << bits, options.max_seqs) for bits in range(options.max_seqs.bit_length() + 1)})
+    prompts = [min(size, longest, options.token_budget) for size in PROMPT_SIZES]
+    decode = [Shape(size, longest - 1, 1) for size in sizes]
     one = [Shape(1, 0, count) for count in prompts]
     many = [Shape(min(options.max_seqs, options.token_budget // count), 0, count) for count in prompts]
     return decode + one + many
 
 
-def dummy_work(start: int, count: int) -> Work:
-    """On the null block, whose content never matters."""
-    params = SamplingParams(max_tokens=1, top_k=5, top_p=0.9, min_p=0.01)
-    request = GenerationRequest(id="", prompt=[0] * (start + count), params=params)
-    sequence = Sequence.of(request, arrival=0, root=b"", eos=())
-    sequence.blocks = array("i", [NULL_BLOCK] * blocks_for(start + count))
-    return Work(sequence, start, count, samples=True)
-
-
-def collect(work: Seq[Work], values: list[int]) -> list[Outcome]:
-    """`values`: a finite flag per sequence, then a token (-1: non-finite logits) per sequence that samples."""
-    finite, tokens = values[: len(work)], iter(values[len(work) :])
-    return [
-        outcome(is_finite, next(tokens) if item.samples else 0) for item, is_finite in zip(work, finite, strict=True)
-    ]
-
-
-def outcome(is_finite: int, token: int) -> Outcome:
-    return Outcome(token) if is_finite and token >= 0 else Outcome(-1, NON_FINITE)
+def outcome(token: int) -> Outcome:
+    return Outcome(token) if token >= 0 else Outcome(-1, NON_FINITE)
 
 
 def allocate_kv(config: ModelConfig, options: EngineOptions, size: KVSize) -> torch.Tensor:

@@ -1,5 +1,9 @@
 """Which tokens of which sequences are computed in the next step, and what its results mean. Pure: no tensors, no clock.
 
+Steps may be planned one ahead: while a step is in flight, the tokens it samples count as pending, and the next step is
+planned on top of them. Ending a sequence then keeps its blocks until the last step that may write them is committed,
+and what that step found for it is dropped. Preemption waits until nothing is in flight.
+
 One token budget a step. Running sequences come first: those that decode (one token each), then those whose prompt is
 partly computed, then new ones. A sequence that runs out of blocks takes them from the latest one, which is computed
 again later (recompute preemption, as in vLLM, SOSP '23) and keeps its place at the head of the queue.
@@ -14,7 +18,7 @@ from typing import NamedTuple
 from stoker.runtime.engine.blocks import BlockPool, Entry
 from stoker.runtime.engine.prefix import BLOCK_TOKENS
 from stoker.runtime.engine.request import Delta, FinishReason
-from stoker.runtime.engine.sequence import Sequence
+from stoker.runtime.engine.sequence import NO_ROW, Sequence
 
 # A waiting sequence that doesn't fit is passed by at most this many smaller ones; then all others wait for it.
 MAX_OVERTAKES = 8
@@ -22,7 +26,7 @@ MAX_OVERTAKES = 8
 LOOKAHEAD = 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Work:
     """Tokens `start` to `start + count` of a sequence. After the last known one, the next token is sampled."""
 
@@ -49,20 +53,28 @@ class Scheduler:
         self.computed_tokens = 0
         self._token_budget = token_budget
         self._max_seqs = max_seqs
+        # As many again for sequences that ended while a step was in flight.
+        self._rows = list(range(rows_for(max_seqs)))
+        self._in_flight = 0
         self._prefix_cache = prefix_cache
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Ends a sequence in whatever state it is, and frees everything it holds."""
+        """Ends a sequence in whatever state it is, and frees everything it holds that no step in flight writes."""
         if sequence in self.running:
             self.running.remove(sequence)
         else:
             self.waiting.remove(sequence)
-        self._release(sequence)
+        sequence.ended = True
+        if not sequence.in_flight:
+            self._release(sequence)
 
     def schedule(self) -> list[Work]:
+        """The next step; every one is to be committed, in order. Empty while it depends on the one in flight."""
+        if self._in_flight and self._lacks_room():
+            return []
         crowded = self._make_room()
         work: list[Work] = []
         budget = self._token_budget
@@ -70,10 +82,12 @@ class Scheduler:
             budget -= self._append(work, sequence, budget)
         if not crowded:
             self._admit(work, budget)
+        self._in_flight += bool(work)
         return work
 
     def commit(self, work: Seq[Work], outcomes: Seq[Outcome]) -> list[Delta]:
-        """Books a finished step. Only blocks of finite results enter the prefix cache."""
+        """Books the oldest step in flight. Only blocks of finite results enter the prefix cache."""
+        self._in_flight -= bool(work)
         return [
             delta
             for item, outcome in zip(work, outcomes, strict=True)
@@ -82,11 +96,16 @@ class Scheduler:
 
     def _commit_one(self, item: Work, outcome: Outcome) -> Delta | None:
         sequence = item.sequence
+        sequence.in_flight -= 1
+        if sequence.ended:
+            if not sequence.in_flight:
+                self._release(sequence)
+            return None
+        sequence.pending -= item.samples
         if outcome.error:
             return self._finish(sequence, [], "error", outcome.error)
-        sequence.computed += item.count
         self.computed_tokens += item.count
-        self._publish(sequence)
+        self._publish(sequence, item.start + item.count)
         return self._accept(sequence, outcome.token) if item.samples else None
 
     def _accept(self, sequence: Sequence, token: int) -> Delta:
@@ -102,10 +121,18 @@ class Scheduler:
         return delta(sequence, tokens, reason, error)
 
     def _append(self, work: list[Work], sequence: Sequence, budget: int) -> int:
-        count = min(sequence.remaining, budget)
+        remaining = sequence.remaining
+        count = min(remaining, budget)
         if count:
-            work.append(Work(sequence, sequence.computed, count, count == sequence.remaining))
+            samples = count == remaining
+            work.append(Work(sequence, sequence.computed, count, samples))
+            sequence.computed += count
+            sequence.pending += samples
+            sequence.in_flight += 1
         return count
+
+    def _lacks_room(self) -> bool:
+        return sum(sequence.missing_blocks for sequence in self.running) > self.pool.available()
 
     def _make_room(self) -> bool:
         """Gives every running sequence the block its next token needs; True when that took preemption."""
@@ -154,6 +181,7 @@ class Scheduler:
         sequence.computed = len(hits) * BLOCK_TOKENS
         sequence.published = len(hits)
         sequence.parent = hits[-1].serial if hits else 0
+        sequence.row = self._rows.pop()
         if sequence.cached_tokens is None:
             sequence.cached_tokens = min(sequence.computed, sequence.prompt_tokens)
             self.hit_tokens += sequence.cached_tokens
@@ -186,21 +214,28 @@ class Scheduler:
         return {key for sequence in self.running for key in self._unpublished_keys(sequence)}
 
     def _unpublished_keys(self, sequence: Sequence) -> set[bytes]:
-        if not self._prefix_cache or sequence.remaining == 1:
+        if not self._prefix_cache:
             return set()
         return {sequence.chain.key(i) for i in range(sequence.published, len(sequence.tokens) // BLOCK_TOKENS)}
 
-    def _publish(self, sequence: Sequence) -> None:
+    def _publish(self, sequence: Sequence, computed: int) -> None:
         if not self._prefix_cache:
             return
-        for index in range(sequence.published, sequence.computed // BLOCK_TOKENS):
+        for index in range(sequence.published, computed // BLOCK_TOKENS):
             key, content = sequence.chain.key(index), sequence.chain.content(index)
             sequence.parent = self.pool.publish(sequence.blocks[index], key, content, sequence.parent)
-        sequence.published = sequence.computed // BLOCK_TOKENS
+        sequence.published = computed // BLOCK_TOKENS
 
     def _release(self, sequence: Sequence) -> None:
         self.pool.release(sequence.blocks)
+        if sequence.row != NO_ROW:
+            self._rows.append(sequence.row)
         sequence.restart()
+
+
+def rows_for(max_seqs: int) -> int:
+    """Rows of the device's table of sequences."""
+    return 2 * max_seqs
 
 
 def cacheable_blocks(sequence: Sequence) -> int:

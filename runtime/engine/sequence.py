@@ -6,11 +6,18 @@ from dataclasses import dataclass, field
 from stoker.runtime.engine.prefix import BLOCK_TOKENS, HashChain
 from stoker.runtime.engine.request import GenerationRequest, SamplingParams
 
+NO_ROW = -1
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`tokens` are prompt, prior and generated ones. The first `computed` have their keys and values in `blocks`; the
-    first `published` blocks are in the prefix cache, the last of them under serial number `parent`."""
+    """`tokens` are prompt, prior and generated ones that the host knows; `pending` more are being sampled by steps in
+    flight. Steps up to now compute the first `computed` of all these into `blocks`. The first `published` blocks are
+    in the prefix cache, the last of them under serial number `parent`.
+
+    While it runs it owns row `row` of the device's table, which knows the first `sent_blocks` of its blocks (-1: the
+    row is new to it). `in_flight` steps may still write its blocks, also after it has `ended`.
+    """
 
     id: str
     params: SamplingParams
@@ -21,7 +28,12 @@ class Sequence:
     chain: HashChain
     arrival: int
     computed: int = 0
+    pending: int = 0
     blocks: "array[int]" = field(default_factory=lambda: array("i"))
+    row: int = NO_ROW
+    sent_blocks: int = -1
+    in_flight: int = 0
+    ended: bool = False
     published: int = 0
     parent: int = 0
     cached_tokens: int | None = None
@@ -44,17 +56,20 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens still to compute before the next one can be sampled."""
-        return len(self.tokens) - self.computed
+        """Tokens still to compute before the next one can be sampled; 0 when the last one is being sampled."""
+        length = len(self.tokens) + self.pending
+        return length - self.computed if length < self.end else 0
 
     @property
     def missing_blocks(self) -> int:
-        return blocks_for(len(self.tokens)) - len(self.blocks)
+        length = len(self.tokens) + self.pending
+        return blocks_for(length) - len(self.blocks) if length < self.end else 0
 
     def restart(self) -> None:
-        """Forgets what was computed; the tokens stay. The caller has released the blocks."""
+        """Forgets what was computed; the tokens stay. The caller has released blocks and row; no step is in flight."""
         self.blocks = array("i")
         self.computed = self.published = self.parent = 0
+        self.row, self.sent_blocks = NO_ROW, -1
 
 
 def blocks_for(tokens: int) -> int:

@@ -1,11 +1,13 @@
 """How many KV blocks a model gets, and a clear refusal when they can't hold one sequence of the longest length."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import psutil
 import torch
 
 from stoker.runtime.engine.config import ModelConfig
+from stoker.runtime.engine.graphs import graph_bytes
 from stoker.runtime.engine.options import EngineOptions
 from stoker.runtime.engine.prefix import BLOCK_TOKENS
 from stoker.runtime.engine.sequence import blocks_for
@@ -46,15 +48,19 @@ def kv_size(config: ModelConfig, options: EngineOptions, free_bytes: int) -> KVS
 
 
 def usable(config: ModelConfig, options: EngineOptions, free_bytes: int) -> int:
-    return max(0, int(free_bytes * FREE_SHARE[options.device]) - activation_bytes(config, options))
+    reserve = activation_bytes(config, options, options.token_budget, options.max_seqs) + graph_reserve(config, options)
+    return max(0, int(free_bytes * FREE_SHARE[options.device]) - reserve)
 
 
-def activation_bytes(config: ModelConfig, options: EngineOptions) -> int:
-    """Peak of one step: the widest layer's intermediates for a full token budget, and float32 logits with the
-    sampler's two copies."""
+def activation_bytes(config: ModelConfig, options: EngineOptions, tokens: int, sequences: int) -> int:
+    """Peak of one step: the widest layer's intermediates, and float32 logits with the sampler's two copies."""
     width = 4 * config.hidden_size + config.query_dim + 2 * config.kv_dim + 3 * config.intermediate_size
-    hidden = options.token_budget * width * options.torch_dtype.itemsize
-    return hidden + 3 * options.max_seqs * config.vocab_size * 4
+    return tokens * width * options.torch_dtype.itemsize + 3 * sequences * config.vocab_size * 4
+
+
+def graph_reserve(config: ModelConfig, options: EngineOptions) -> int:
+    """Kept free for CUDA graphs, which are captured later."""
+    return graph_bytes(options, config.num_layers, partial(activation_bytes, config, options))
 
 
 def require_one_sequence(options: EngineOptions, blocks: int, size: int) -> None:

@@ -220,18 +220,18 @@ def test_a_finite_beginning_stays_cached_when_a_later_chunk_is_not(tiny: "TinyMo
     assert engine.stats()["prefix_hit_tokens"] == 32
 
 
-Run = Callable[[list[Work]], Any]
+Launch = Callable[[list[Work]], Any]
 
 
 def failing(engine: Engine, monkeypatch: pytest.MonkeyPatch, culprits: set[str], error: Exception) -> None:
-    run: Run = engine.runner.run
+    launch: Launch = engine.runner.launch
 
     def fail(work: list[Work]) -> Any:
         if culprits & {item.sequence.id for item in work}:
             raise error
-        return run(work)
+        return launch(work)
 
-    monkeypatch.setattr(engine.runner, "run", fail)
+    monkeypatch.setattr(engine.runner, "launch", fail)
 
 
 def test_an_exception_fails_only_those_to_blame(tiny: "TinyModel", monkeypatch: pytest.MonkeyPatch) -> None:

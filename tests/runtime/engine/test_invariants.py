@@ -56,7 +56,9 @@ def lone(tiny: "TinyModel") -> dict[str, list[int]]:
 
 
 def check_conservation(engine: Engine) -> None:
-    pool, held = engine.pool, {block for s in engine.scheduler.running for block in s.blocks}
+    pool = engine.pool
+    ended = [item.sequence for item in engine.in_flight if item.sequence.ended]
+    held = {block for s in (*engine.scheduler.running, *ended) for block in s.blocks}
     assert pool.free + pool.cached + pool.used == pool.total
     assert pool.used == len(held)
     assert not any(len(s.blocks) for s in engine.scheduler.waiting)
@@ -75,6 +77,7 @@ class Schedule:
             max_seqs=max_seqs,
             token_budget=rng.randint(max_seqs, 48),
             prefix_cache=rng.random() < 0.8,
+            async_scheduling="off" if seed % 3 == 0 else "on",
         )
         self.coming = [self.attempt(request) for request in rng.sample(CATALOGUE, rng.randint(4, 12))]
         self.got = {request.id: list(request.prior) for request in self.coming}
@@ -135,7 +138,7 @@ def test_aborting_at_every_step_hurts_nobody_else(tiny: "TinyModel", lone: dict[
     victim, others = names[0], names[1:]
     steps = 0
     for moment in range(200):
-        engine = tiny.engine(max_model_len=LONGEST, num_blocks=8, max_seqs=4, token_budget=16)
+        engine = tiny.engine(max_model_len=LONGEST, num_blocks=8, max_seqs=4, token_budget=16, async_scheduling="on")
         for name in names:
             engine.submit(CATALOGUE[int(name)])
         got: dict[str, list[int]] = {name: [] for name in names}

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from stoker.runtime.engine import model
-from stoker.runtime.engine.batch import prepare
 from stoker.runtime.engine.request import GenerationRequest, SamplingParams
 
 if TYPE_CHECKING:
@@ -73,8 +72,8 @@ def test_logits_and_greedy_tokens_equal_those_of_transformers(tiny: "TinyModel",
 def check_logits(small: "TinyModel", theirs: Any, prompt: list[int]) -> None:
     engine = small.engine()
     engine.submit(GenerationRequest("r", prompt, SamplingParams(1)))
-    batch = prepare(engine.scheduler.schedule(), "cpu")
     runner = engine.runner
+    batch = runner.batch(engine.scheduler.schedule())
     hidden = model.forward(small.config, runner.weights, runner.cos_sin, runner.kv, batch)
     logits = theirs(torch.tensor([prompt])).logits[0, -1]
     torch.testing.assert_close(model.logits(runner.weights, hidden)[0], logits, atol=2e-4, rtol=2e-4)

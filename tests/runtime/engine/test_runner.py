@@ -4,8 +4,8 @@ import pytest
 
 from stoker.runtime.engine.options import EngineOptions
 from stoker.runtime.engine.request import GenerationRequest, SamplingParams
-from stoker.runtime.engine.runner import NON_FINITE, collect, dummy_work, warm_up_shapes
-from stoker.runtime.engine.scheduler import Outcome, Work
+from stoker.runtime.engine.runner import NON_FINITE, outcome, warm_up_shapes
+from stoker.runtime.engine.scheduler import Outcome
 
 if TYPE_CHECKING:
     from conftest import TinyModel
@@ -26,12 +26,13 @@ def test_warm_up_steps_are_steps_that_can_happen(tiny: "TinyModel", values: dict
         assert 1 <= shape.sequences <= options.max_seqs
         assert shape.tokens >= 1 and shape.sequences * shape.tokens <= options.token_budget
         assert shape.start + shape.tokens <= options.max_model_len
-    assert {shape.start + 1 for shape in shapes if shape.tokens == 1} >= {1, options.max_model_len}
+    assert {shape.sequences for shape in shapes if shape.tokens == 1} >= {1, options.max_seqs}
 
 
 def test_dummy_work_leaves_no_trace(tiny: "TinyModel") -> None:
     engine = tiny.engine()
-    outcomes = engine.runner.run([dummy_work(0, 20), dummy_work(19, 1), dummy_work(40, 30)])
+    dummy = engine.runner.dummy_work
+    outcomes = engine.runner.run([dummy(0, 20), dummy(19, 1), dummy(40, 30)])
     assert not any(outcome.error for outcome in outcomes)
     assert not engine.runner.kv[1:].any()
     assert engine.pool.free == engine.pool.total
@@ -49,8 +50,5 @@ def test_running_the_same_work_again_changes_nothing(tiny: "TinyModel") -> None:
         engine.scheduler.commit(work, first)
 
 
-def test_outcomes_come_from_flags_and_tokens() -> None:
-    work = [Work(dummy_work(0, 1).sequence, 0, 1, samples) for samples in (True, False, True, True, False)]
-    outcomes = collect(work, [1, 1, 1, 0, 0, 7, -1, 8])
-    bad = Outcome(-1, NON_FINITE)
-    assert outcomes == [Outcome(7), Outcome(0), bad, bad, bad]
+def test_a_negative_token_is_an_error() -> None:
+    assert [outcome(token) for token in (7, 0, -1)] == [Outcome(7), Outcome(0), Outcome(-1, NON_FINITE)]

@@ -33,7 +33,7 @@ def test_bytes_that_were_granted_include_the_null_block(tiny: "TinyModel") -> No
 
 def test_free_memory_is_shared_and_leaves_room_for_a_step(tiny: "TinyModel") -> None:
     wanted = options(tiny)
-    reserve = activation_bytes(tiny.config, wanted)
+    reserve = activation_bytes(tiny.config, wanted, wanted.token_budget, wanted.max_seqs)
     size = kv_size(tiny.config, wanted, free_bytes=4 * (reserve + 20 * BLOCK))
     assert size.num_blocks == 19
 
