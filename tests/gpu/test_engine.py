@@ -5,6 +5,7 @@ import math
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ from stoker.coldstart.publish import publish
 from stoker.coldstart.ring import Ring
 from stoker.coldstart.store import open_store
 from stoker.runtime.engine import model
-from stoker.runtime.engine.batch import prepare
 from stoker.runtime.engine.config import ModelConfig
 from stoker.runtime.engine.engine import Engine
 from stoker.runtime.engine.models import Models
 from stoker.runtime.engine.options import EngineOptions
 from stoker.runtime.engine.request import GenerationRequest, SamplingParams
+from stoker.runtime.engine.sizing import graph_reserve
 from stoker.runtime.engine.weights import plan
 from stoker.runtime.wire import Frame
 
@@ -121,9 +122,95 @@ def first_logits(one: Engine, several: list[GenerationRequest]) -> torch.Tensor:
         one.submit(request)
     work = one.scheduler.schedule()
     assert len(work) == len(several) and all(item.samples for item in work)
-    batch, runner = prepare(work, one.options.device), one.runner
+    runner = one.runner
+    batch = runner.batch(work)
     hidden = model.forward(CONFIG, runner.weights, runner.cos_sin, runner.kv, batch)
-    return model.logits(runner.weights, hidden).float().cpu()
+    return model.logits(runner.weights, hidden)[: len(work)].float().cpu()
+
+
+def captured(**options: Any) -> Engine:
+    """An engine whose every step within the buckets is a replayed graph."""
+    one = engine("cuda", **options)
+    one.runner.warm_up()
+    one.generate([GenerationRequest("first", [1], SamplingParams(1))])
+    while one.prepare_idle():
+        pass
+    assert one.stats()["graphs"] == len(one.runner.graphs.choices)
+    return one
+
+
+def test_graphs_give_the_tokens_of_eager_and_of_synchronous_steps() -> None:
+    params = {"max_tokens": 24, "temperature": 0.8, "top_k": 40}
+    many = [replace(r, params=replace(r.params, seed=i)) for i, r in enumerate(requests(40, **params))]
+    eager = engine("cuda", max_seqs=40, num_blocks=1200, async_scheduling="off", cuda_graphs=False)
+    expected = eager.generate(many)
+    assert eager.stats()["graphs"] == 0
+    lazy = engine("cuda", max_seqs=40, num_blocks=1200)
+    whole = captured(max_seqs=40, num_blocks=1200)
+    assert lazy.generate(many) == whole.generate(many) == expected
+    assert whole.generate([many[3]]) == {"3": expected["3"]}
+    assert 0 < lazy.stats()["graphs"] < whole.stats()["graphs"]
+    assert lazy.stats()["graph_steps"] > 0 and whole.stats()["graph_steps"] >= whole.stats()["steps"] - 5
+    assert whole.stats()["graph_bytes"] <= graph_reserve(CONFIG, whole.options)
+
+
+def test_no_graph_is_captured_before_the_first_answer() -> None:
+    one = engine("cuda")
+    one.runner.warm_up()
+    assert not one.prepare_idle()
+    one.submit(requests(1)[0])
+    while not one.step():
+        assert one.stats()["graphs"] == 0
+    while one.has_work():
+        before = one.stats()["graphs"]
+        one.step()
+        assert one.stats()["graphs"] <= before + 1, "at most one a step"
+    assert one.prepare_idle() and one.stats()["graphs"] > 0
+
+
+@pytest.mark.parametrize("sizes", [(1,), (20,), (5, 1, 1), (1,) * 3, (1,) * 9, (300, 1)])
+def test_padding_touches_no_real_row(sizes: tuple[int, ...]) -> None:
+    """A replayed step of odd size, over a cache full of NaN: only the slots of its own tokens change."""
+    one = captured(max_seqs=16, prefix_cache=False)
+    for i, size in enumerate(sizes):
+        one.submit(GenerationRequest(str(i), [7 * i + j for j in range(size)], SamplingParams(4, 0.0, ignore_eos=True)))
+    one.runner.kv.fill_(math.nan)
+    work, replays = one.scheduler.schedule(), one.stats()["graph_steps"]
+    outcomes = one.runner.run(work)
+    assert one.stats()["graph_steps"] == replays + 1
+    assert all(outcome.token >= 0 for outcome in outcomes)
+    written = {item.sequence.blocks[i // 16] * 16 + i % 16 for item in work for i in range(item.count)}
+    slots = one.runner.kv.isfinite().all(-1).all(-1).permute(0, 3, 1, 2).flatten(2).all(-1).flatten()
+    assert set(slots.nonzero().flatten().tolist()) == written
+    changed = one.runner.kv.isfinite().permute(0, 3, 1, 2, 4, 5).flatten(2).any(-1).flatten()
+    assert set(changed.nonzero().flatten().tolist()) == written
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_arrivals_aborts_and_preemptions_equal_calm_runs(greedy: dict[str, list[int]], seed: int) -> None:
+    rng = random.Random(seed)
+    one = captured(num_blocks=rng.randint(70, 110), max_seqs=rng.randint(3, 12), token_budget=256)
+    coming = requests(18)
+    rng.shuffle(coming)
+    got: dict[str, list[int]] = {request.id: [] for request in coming}
+    ends: dict[str, str] = {}
+    while coming or one.has_work():
+        while coming and rng.random() < 0.5:
+            one.submit(coming.pop())
+        if rng.random() < 0.05:
+            one.abort(str(rng.randrange(18)))
+        for delta in one.step():
+            assert delta.request_id not in ends
+            got[delta.request_id] += delta.tokens
+            ends |= {delta.request_id: delta.finish_reason} if delta.finish_reason else {}
+    for name, tokens in got.items():
+        assert tokens == (greedy[name] if ends[name] == "length" else greedy[name][: len(tokens)])
+    assert one.stats()["used_blocks"] == 0
+
+
+def test_the_triton_preparation_equals_the_torch_one() -> None:
+    script = Path(__file__).parents[1] / "runtime" / "engine" / "test_prepare.py"
+    subprocess.run([sys.executable, str(script), "cuda"], check=True, timeout=100)
 
 
 def distinct(count: int) -> list[GenerationRequest]:
@@ -183,6 +270,9 @@ def warm_up_and_work(dtype: str) -> None:
         one.generate(requests(count, temperature=0.7, top_k=5, top_p=0.8, min_p=0.01))
     for length in (255, 513, 700, 1100, 2000):
         one.generate([GenerationRequest("long", [i % POISON for i in range(length)], SamplingParams(20))])
+    while one.prepare_idle():
+        pass
+    one.generate(requests(40))
     assert compiled_variants() == ready, f"{compiled_variants() - ready} variants were compiled for requests"
 
 
