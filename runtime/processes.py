@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Protocol
 
 PARENT = "STOKER_PARENT_PID"
 PR_SET_PDEATHSIG = 1
@@ -25,33 +26,43 @@ def die_with_parent() -> None:
 async def start_child(
     module: str,
     *arguments: str,
-    env: dict[str, str] | None = None,
+    env: dict[str, str],
     pass_fds: tuple[int, ...] = (),
-    log: Path | None = None,
-    new_session: bool = False,
+    log: Path,
 ) -> asyncio.subprocess.Process:
-    """Runs `python -m module arguments`. Must be called from the main thread: the death signal follows the thread."""
-    output = open(log, "ab", buffering=0) if log else None  # noqa: SIM115 - handed to the child, closed below
-    try:
+    """Runs `python -m module arguments` with exactly `env`. Call it from the main thread: the death signal follows the
+    thread that starts the child."""
+    with open(log, "ab", buffering=0) as output:
         return await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             module,
             *arguments,
-            env={**os.environ, **(env or {}), PARENT: str(os.getpid()), "PYTHONUNBUFFERED": "1"},
+            env={**env, **parent_mark(os.getpid()), "PYTHONUNBUFFERED": "1"},
             pass_fds=pass_fds,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            start_new_session=new_session,
         )
-    finally:
-        if output:
-            output.close()
 
 
-async def stop_child(process: asyncio.subprocess.Process, grace_s: float, *, group: bool = False) -> None:
-    """SIGTERM, then SIGKILL after `grace_s`; `group` when the child was started in a session of its own."""
+def parent_mark(pid: int) -> dict[str, str]:
+    """What `die_with_parent` of a child of process `pid` must find in its environment."""
+    return {PARENT: str(pid)}
+
+
+class Process(Protocol):
+    """A child of this process, or of its zygote."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def returncode(self) -> int | None: ...
+    async def wait(self) -> int: ...
+
+
+async def stop_child(process: Process, grace_s: float, *, group: bool = False) -> None:
+    """SIGTERM, then SIGKILL after `grace_s`; `group` when the child leads a session of its own."""
     send_signal(process, signal.SIGTERM, group)
     try:
         await asyncio.wait_for(process.wait(), grace_s)
@@ -60,11 +71,11 @@ async def stop_child(process: asyncio.subprocess.Process, grace_s: float, *, gro
         await process.wait()
 
 
-def send_signal(process: asyncio.subprocess.Process, number: signal.Signals, group: bool) -> None:
+def send_signal(process: Process, number: signal.Signals, group: bool) -> None:
     if process.returncode is not None and not group:
         return
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if group:
             os.killpg(process.pid, number)
         else:
-            process.send_signal(number)
+            os.kill(process.pid, number)

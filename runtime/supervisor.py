@@ -50,7 +50,7 @@ class Child:
     def __init__(self, name: str, arguments: list[str], settings: Settings) -> None:
         self.name = name
         self._arguments = arguments
-        self._env = to_environment(settings)
+        self._env = {**os.environ, **to_environment(settings)}
         self._log = settings.data_dir / "logs" / f"{name}.log"
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None

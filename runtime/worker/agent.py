@@ -22,10 +22,11 @@ from stoker.queue.events import Bells
 from stoker.runtime.settings import Settings
 from stoker.runtime.spec import FunctionSpec
 from stoker.runtime.worker.function_replica import FunctionReplica
-from stoker.runtime.worker.host import Host
+from stoker.runtime.worker.host import Host, log_path
 from stoker.runtime.worker.llm_replica import LlmReplica
 from stoker.runtime.worker.reconcile import compare
 from stoker.runtime.worker.replica import Replica
+from stoker.runtime.worker.zygote_link import ZygoteLink
 
 REPORT_S = 0.5
 RECONCILE_S = 0.1
@@ -171,12 +172,16 @@ async def serve(settings: Settings, host_id: str) -> None:
     ring = Ring.create(RING_SLOTS)
     broker = Broker(client, lease_ms=settings.lease_ms)
     wanted = Signal(settings.redis_url, connect, WANTED)
-    agents.append(Agent(Host(host_id, worker, settings, broker, bells, ring, find_devices()), Cluster(client), wanted))
+    zygote = ZygoteLink(log_path(settings, host_id, "zygote"))
+    host = Host(host_id, worker, settings, broker, bells, ring, zygote, find_devices())
+    agents.append(Agent(host, Cluster(client), wanted))
+    await zygote.start()
     await bells.start()
     await wanted.start()
     try:
         await agents[0].run(stop)
     finally:
+        await zygote.close()
         await wanted.close()
         await bells.close()
         await client.aclose()

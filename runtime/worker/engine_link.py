@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from stoker.coldstart.ring import Ring
-from stoker.runtime.processes import start_child, stop_child
+from stoker.runtime.processes import stop_child
 from stoker.runtime.wire import AsyncChannel, ChannelClosed, Frame, socket_pair
+from stoker.runtime.worker.zygote_link import Forked, ZygoteLink
 
 MODULE = "stoker.runtime.engine.process"
 
@@ -34,10 +35,11 @@ class EngineLink:
 
     device: str
     ring: Ring
+    zygote: ZygoteLink
     log: Path
     stats: Frame = field(default_factory=dict)
     _ports: dict[str, ModelPort] = field(default_factory=dict)
-    _process: asyncio.subprocess.Process | None = None
+    _process: Forked | None = None
     _channel: AsyncChannel | None = None
     _reader: asyncio.Task[None] | None = None
     _starting: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -100,13 +102,13 @@ class EngineLink:
         started = time.monotonic_ns()
         sock, fd = socket_pair()
         try:
-            self._process = await start_child(
+            self._process = await self.zygote.fork(
                 MODULE,
-                *("--socket-fd", str(fd)),
-                *("--ring-fd", str(self.ring.fd)),
+                *("--socket-fd", "{0}"),
+                *("--ring-fd", "{1}"),
                 *("--ring-slots", str(self.ring.slots)),
                 env=device_environment(self.device),
-                pass_fds=(fd, self.ring.fd),
+                fds=(fd, self.ring.fd),
                 log=self.log,
             )
         finally:
@@ -156,12 +158,9 @@ class EngineLink:
 
 
 def device_environment(device: str) -> dict[str, str]:
-    """`cuda:3` becomes the only visible GPU, so that the process never opens a context on another one.
-
-    On a CPU, waiting threads sleep: spinning ones take the cores from whoever they wait for on a shared machine.
-    """
+    """`cuda:3` becomes the only visible GPU, so that the process never opens a context on another one."""
     if device == "cpu":
-        return {"CUDA_VISIBLE_DEVICES": "", "OMP_WAIT_POLICY": "PASSIVE"}
+        return {"CUDA_VISIBLE_DEVICES": ""}
     return {"CUDA_VISIBLE_DEVICES": device.partition(":")[2] or "0"}
 
 

@@ -3,18 +3,20 @@
 import asyncio
 import contextlib
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
 from stoker.queue.records import Claim, pack, unpack
-from stoker.runtime.processes import start_child, stop_child
+from stoker.runtime.processes import send_signal, stop_child
 from stoker.runtime.spec import FunctionSpec
 from stoker.runtime.wire import AsyncChannel, ChannelClosed, Frame, socket_pair
 from stoker.runtime.worker.bundles import unpack_bundle
 from stoker.runtime.worker.engine_link import describe_exit
 from stoker.runtime.worker.host import Host
 from stoker.runtime.worker.replica import Record, Replica, StartFailed
+from stoker.runtime.worker.zygote_link import Forked
 
 MODULE = "stoker.runtime.worker.function_process"
 ABORT_GRACE_S = 2.0
@@ -25,7 +27,7 @@ class FunctionReplica(Replica):
 
     def __init__(self, id: str, spec: FunctionSpec, host: Host) -> None:
         super().__init__(id, spec, host)
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Forked | None = None
         self._channel: AsyncChannel | None = None
         self._reader: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
@@ -49,14 +51,14 @@ class FunctionReplica(Replica):
     async def _spawn(self, folder: Path) -> None:
         sock, fd = socket_pair()
         try:
-            self._process = await start_child(
+            self._process = await self.host.zygote.fork(
                 MODULE,
-                *("--socket-fd", str(fd)),
+                *("--socket-fd", "{0}"),
                 *("--folder", str(folder)),
                 *("--entry", self.spec.entry),
                 *("--concurrency", str(self.spec.concurrency)),
-                env={"STOKER_REDIS": "", "STOKER_STORE": ""},
-                pass_fds=(fd,),
+                env={},
+                fds=(fd,),
                 log=self._log,
                 new_session=True,
             )
@@ -121,7 +123,7 @@ class FunctionReplica(Replica):
         if batch & self.held.keys():
             self._overdue[job_id] = asyncio.get_running_loop().call_later(ABORT_GRACE_S, self._kill_if_alone, job_id)
         elif self._process and self._process.returncode is None:
-            self._process.kill()
+            send_signal(self._process, signal.SIGKILL, group=True)
 
     async def _read(self, channel: AsyncChannel) -> None:
         try:

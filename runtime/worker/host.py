@@ -11,9 +11,16 @@ from stoker.queue.records import Claim
 from stoker.queue.retry import insist
 from stoker.runtime.settings import Settings
 from stoker.runtime.worker.engine_link import EngineLink
+from stoker.runtime.worker.zygote_link import ZygoteLink
 
 BELL_WAIT_S = 0.25
 PATIENCE_S = 3600.0
+
+
+def log_path(settings: Settings, host: str, name: str) -> Path:
+    folder = settings.data_dir / "logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{host}-{name}.log"
 
 
 @dataclass
@@ -26,6 +33,7 @@ class Host:
     broker: Broker
     bells: Bells
     ring: Ring
+    zygote: ZygoteLink
     devices: list[str]
     loading: asyncio.Lock = field(default_factory=asyncio.Lock)
     engines: dict[str, EngineLink] = field(default_factory=dict)
@@ -33,13 +41,11 @@ class Host:
     def engine(self, device: str) -> EngineLink:
         if device not in self.engines:
             log = self.log(f"engine-{device.replace(':', '')}")
-            self.engines[device] = EngineLink(device, self.ring, log)
+            self.engines[device] = EngineLink(device, self.ring, self.zygote, log)
         return self.engines[device]
 
     def log(self, name: str) -> Path:
-        folder = self.settings.data_dir / "logs"
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder / f"{self.id}-{name}.log"
+        return log_path(self.settings, self.id, name)
 
     async def claim(self, function: str, limit: int) -> list[Claim]:
         return await insist(lambda: self.broker.claim(function, self.worker, limit), PATIENCE_S)

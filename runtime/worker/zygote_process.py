@@ -1,0 +1,24 @@
+"""The zygote of a host: what engine and function processes import before they are asked for."""
+
+import argparse
+
+from stoker.coldstart.zygote import serve
+from stoker.runtime.processes import die_with_parent
+
+MODULES = [
+    "torch",
+    "stoker.runtime.engine.models",
+    "stoker.runtime.engine.process",
+    "stoker.runtime.worker.function_process",
+]
+
+
+def main() -> None:
+    die_with_parent()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--socket-fd", type=int, required=True)
+    serve(parser.parse_args().socket_fd, MODULES)
+
+
+if __name__ == "__main__":
+    main()

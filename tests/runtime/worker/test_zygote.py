@@ -1,0 +1,104 @@
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from stoker.runtime.worker.zygote_link import KILLED, Forked, ZygoteGone, ZygoteLink
+
+CHILD = """
+import json, os, sys, time
+
+def main():
+    from stoker.runtime.processes import die_with_parent
+
+    die_with_parent()
+    import torch
+    with os.fdopen(int(sys.argv[1]), "w") as out:
+        torch.set_num_threads(2)
+        product = torch.ones(300, 300) @ torch.ones(300, 300)
+        facts = {"pid": os.getpid(), "parent": os.getppid(), "sum": product.sum().item(), "argv": sys.argv[2:]}
+        facts |= {"random": torch.rand(1).item(), "redis": os.environ.get("STOKER_REDIS"), "mark": os.environ["MARK"]}
+        facts |= {"fds": len(os.listdir("/proc/self/fd")), "cuda": torch.cuda.is_initialized(), "session": os.getsid(0)}
+        json.dump(facts, out)
+    if sys.argv[2] == "sleep":
+        time.sleep(60)
+    sys.exit(int(sys.argv[3]))
+"""
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "zygote_test_child.py").write_text(CHILD)
+    return folder
+
+
+@pytest.fixture
+async def zygote(module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ZygoteLink]:
+    monkeypatch.setenv("PYTHONPATH", str(module))
+    monkeypatch.setenv("STOKER_REDIS", "redis://secret")
+    link = ZygoteLink(tmp_path / "zygote.log")
+    yield link
+    await link.close()
+
+
+async def fork(zygote: ZygoteLink, tmp_path: Path, *argv: str, **options: bool) -> tuple[Forked, dict]:
+    """The child and what it wrote about itself through the descriptor it was given."""
+    ours, theirs = os.pipe()
+    child = await zygote.fork(
+        "zygote_test_child", "{0}", *argv, env={"MARK": "m"}, fds=(theirs,), log=tmp_path / "child.log", **options
+    )
+    os.close(theirs)
+    with os.fdopen(ours) as report:
+        facts = json.loads(await asyncio.to_thread(report.read))
+    return child, facts
+
+
+async def test_children_compute_with_threads_and_say_how_they_ended(zygote: ZygoteLink, tmp_path: Path) -> None:
+    child, facts = await fork(zygote, tmp_path, "go", "3")
+    assert await child.wait() == 3 == child.returncode
+    assert facts["pid"] == child.pid and facts["sum"] == 300.0**3
+    assert facts["argv"] == ["go", "3"] and facts["mark"] == "m"
+
+
+async def test_children_know_no_secret_and_draw_their_own_numbers(zygote: ZygoteLink, tmp_path: Path) -> None:
+    (first, one), (second, two) = await asyncio.gather(*(fork(zygote, tmp_path, "go", "0") for _ in range(2)))
+    assert one["redis"] is None and one["random"] != two["random"] and not one["cuda"]
+    assert await first.wait() == 0 == await second.wait()
+    last, facts = await fork(zygote, tmp_path, "go", "0", new_session=True)
+    assert facts["session"] == last.pid and facts["fds"] <= one["fds"]
+
+
+async def test_killing_the_zygote_ends_its_children_and_the_next_request_starts_another(
+    zygote: ZygoteLink, tmp_path: Path
+) -> None:
+    child, facts = await fork(zygote, tmp_path, "sleep", "0")
+    os.kill(facts["parent"], signal.SIGKILL)
+    assert await asyncio.wait_for(child.wait(), 10) == KILLED
+    gone = psutil.Process(child.pid) if psutil.pid_exists(child.pid) else None
+    assert gone is None or not psutil.wait_procs([gone], timeout=5)[1]
+    again, _ = await fork(zygote, tmp_path, "go", "0")
+    assert await again.wait() == 0
+
+
+async def test_a_child_that_raises_leaves_its_traceback_and_the_zygote_alive(
+    zygote: ZygoteLink, tmp_path: Path
+) -> None:
+    log = tmp_path / "child.log"
+    child = await zygote.fork("no_such_module", env={}, fds=(), log=log)
+    assert await child.wait() == 1
+    assert "ModuleNotFoundError" in log.read_text()
+    assert await (await fork(zygote, tmp_path, "go", "0"))[0].wait() == 0
+
+
+async def test_a_request_to_a_zygote_that_can_not_start_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    link = ZygoteLink(tmp_path / "zygote.log")
+    with pytest.raises(ZygoteGone):
+        await link.fork("anything", env={}, fds=(), log=tmp_path / "child.log")
