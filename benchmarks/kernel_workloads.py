@@ -1,7 +1,7 @@
 """What `benchmarks.kernels` measures: the operations of an 8B Llama's step, their inputs, work and targets."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,8 @@ DTYPE = torch.bfloat16
 COMPUTE_BOUND_TOKENS = 184
 
 Call = Callable[[], object]
+# Query, cache layer, block table, query_start and context_len.
+Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Target(NamedTuple):
@@ -40,6 +42,7 @@ class Workload(NamedTuple):
     moved: float  # bytes that must cross device memory; 0 where arithmetic is the limit
     flops: float
     target: Target | None
+    ceiling: Literal["read", "copy", "product"]
     inputs: Callable[[], tuple[Call, Call | None]]
 
 
@@ -63,7 +66,7 @@ def workloads() -> Iterator[Workload]:
         yield add_rms_norm(tokens, Target(90, "%") if large else small)
         yield silu_mul(tokens, Target(90, "%") if large else None)
         yield rope_store(tokens, Target(80, "%") if large else None)
-    for tokens in (1, 8, 64, 256, 2048, 8192):
+    for tokens in (1, 2, 4, 8, 64, 256, 2048, 8192):
         yield linear("qkv", tokens, HIDDEN, (Q_HEADS + 2 * KV_HEADS) * DIM)
         yield linear("o", tokens, HIDDEN, HIDDEN)
         yield linear("gate_up", tokens, HIDDEN, 2 * INTERMEDIATE)
@@ -77,23 +80,23 @@ def workloads() -> Iterator[Workload]:
         yield sampler("top-k 50, top-p 0.9", rows, Target(300, "us"), filtered_by_sorting, top_k=50, top_p=0.9)
 
 
-def paged(steps: list[tuple[int, int]]) -> tuple[torch.Tensor, ...]:
-    """Query, cache layer, shuffled block table, query_start and context_len of (new tokens, context) sequences."""
+def paged(steps: list[tuple[int, int]], dim: int = DIM) -> Case:
+    """The inputs, over a shuffled block table, of (new tokens, context) sequences."""
     lengths, contexts = zip(*steps, strict=True)
     width = -(-max(contexts) // BLOCK)
     # Two layers, so that blocks are strided as they are in a model's cache.
-    cache = torch.randn(len(steps) * width + 1, 2, 2, BLOCK, KV_HEADS, DIM, dtype=DTYPE)
+    cache = torch.randn(len(steps) * width + 1, 2, 2, BLOCK, KV_HEADS, dim, dtype=DTYPE)
     table = (torch.randperm(len(steps) * width) + 1).int().view(-1, width)
-    q = torch.randn(sum(lengths), Q_HEADS, DIM, dtype=DTYPE)
+    q = torch.randn(sum(lengths), Q_HEADS, dim, dtype=DTYPE)
     return q, cache[:, 1], table, torch.tensor([0, *lengths]).cumsum(0).int(), torch.tensor(contexts).int()
 
 
-def ours_over(case: tuple[torch.Tensor, ...]) -> Call:
+def ours_over(case: Case) -> Call:
     q, kv_layer, table, start, context = case
     return lambda: ops.paged_attention(q, kv_layer, table, start, context, DIM**-0.5)
 
 
-def dense_attention(case: tuple[torch.Tensor, ...], sequences: int, context: int, causal: bool) -> Call:
+def dense_attention(case: Case, sequences: int, context: int, causal: bool) -> Call:
     """torch SDPA of the same queries over contiguous keys and values, without paging."""
     q = case[0].view(sequences, -1, Q_HEADS, DIM).transpose(1, 2)
     keys, values = torch.randn(2, sequences, KV_HEADS, context, DIM, dtype=DTYPE)
@@ -106,7 +109,7 @@ def decode(batch: int, context: int, target: Target | None) -> Workload:
         return ours_over(case), dense_attention(case, batch, context, causal=False)
 
     moved = 2 * (2 * batch * context * KV_HEADS * DIM + 2 * batch * Q_HEADS * DIM)
-    return Workload("attention, decode", f"B {batch}, ctx {context}", moved, 0, target, inputs)
+    return Workload("attention, decode", f"B {batch}, ctx {context}", moved, 0, target, "read", inputs)
 
 
 def prefill(steps: list[tuple[int, int]], target: Target | None) -> Workload:
@@ -120,7 +123,9 @@ def prefill(steps: list[tuple[int, int]], target: Target | None) -> Workload:
     # The last of n new tokens sees c keys, the first c - n + 1; two products of 2 D operations per key and head.
     seen = sum(n * (c - n) + n * (n + 1) / 2 for n, c in steps)
     count = f"{len(steps)} x {new}" if len(set(steps)) == 1 else f"{new} + {len(steps) - 1} x 1"
-    return Workload("attention, prefill", f"{count}, ctx {context}", 0, 4 * seen * Q_HEADS * DIM, target, inputs)
+    return Workload(
+        "attention, prefill", f"{count}, ctx {context}", 0, 4 * seen * Q_HEADS * DIM, target, "product", inputs
+    )
 
 
 def rms_norm(tokens: int, target: Target) -> Workload:
@@ -130,7 +135,7 @@ def rms_norm(tokens: int, target: Target) -> Workload:
         x = torch.randn(tokens, HIDDEN, dtype=DTYPE)
         return lambda: ops.rms_norm(x, weight, 1e-5), lambda: F.rms_norm(x, (HIDDEN,), weight, 1e-5)
 
-    return Workload("rms_norm", f"T {tokens}", 4 * tokens * HIDDEN, 0, target, inputs)
+    return Workload("rms_norm", f"T {tokens}", 4 * tokens * HIDDEN, 0, target, "copy", inputs)
 
 
 def add_rms_norm(tokens: int, target: Target) -> Workload:
@@ -143,7 +148,7 @@ def add_rms_norm(tokens: int, target: Target) -> Workload:
             lambda: F.rms_norm(residual.add_(x), (HIDDEN,), weight, 1e-5),
         )
 
-    return Workload("add_rms_norm", f"T {tokens}", 8 * tokens * HIDDEN, 0, target, inputs)
+    return Workload("add_rms_norm", f"T {tokens}", 8 * tokens * HIDDEN, 0, target, "copy", inputs)
 
 
 def silu_mul(tokens: int, target: Target | None) -> Workload:
@@ -152,7 +157,7 @@ def silu_mul(tokens: int, target: Target | None) -> Workload:
         gate, up = x.chunk(2, dim=-1)
         return lambda: ops.silu_mul(x), lambda: F.silu(gate) * up
 
-    return Workload("silu_mul", f"T {tokens}", 6 * tokens * INTERMEDIATE, 0, target, inputs)
+    return Workload("silu_mul", f"T {tokens}", 6 * tokens * INTERMEDIATE, 0, target, "copy", inputs)
 
 
 def rope_store(tokens: int, target: Target | None) -> Workload:
@@ -169,7 +174,7 @@ def rope_store(tokens: int, target: Target | None) -> Workload:
         return lambda: ops.rope_store(*step), lambda: rope_store_eagerly(*step)
 
     moved = 2 * 2 * tokens * (Q_HEADS + 2 * KV_HEADS) * DIM
-    return Workload("rope_store", f"T {tokens}", moved, 0, target, inputs)
+    return Workload("rope_store", f"T {tokens}", moved, 0, target, "copy", inputs)
 
 
 def rope_store_eagerly(
@@ -195,13 +200,14 @@ def rope_store_eagerly(
 
 
 def linear(name: str, tokens: int, depth: int, width: int) -> Workload:
-    def inputs() -> tuple[Call, None]:
+    def inputs() -> tuple[Call, Call]:
         x, weight = torch.randn(tokens, depth, dtype=DTYPE), torch.randn(width, depth, dtype=DTYPE)
-        return lambda: ops.linear(x, weight), None
+        return lambda: ops.linear(x, weight), lambda: F.linear(x, weight)
 
     moved = 2 * (width * depth + tokens * (width + depth)) if tokens < COMPUTE_BOUND_TOKENS else 0
     target = Target(85, "%") if tokens == 1 else None
-    return Workload(f"linear, {name}", f"M {tokens}", moved, 2 * tokens * width * depth, target, inputs)
+    flops, ceiling = 2 * tokens * width * depth, "read" if moved else "product"
+    return Workload(f"linear, {name}", f"M {tokens}", moved, flops, target, ceiling, inputs)
 
 
 def sampler(
@@ -220,7 +226,7 @@ def sampler(
         logits = torch.randn(rows, VOCAB, dtype=DTYPE) * 3
         return lambda: ops.sample(logits, *params), lambda: in_torch(logits, top_k, top_p)
 
-    return Workload(f"sample, {name}", f"B {rows}", 2 * rows * VOCAB, 0, target, inputs)
+    return Workload(f"sample, {name}", f"B {rows}", 2 * rows * VOCAB, 0, target, "read", inputs)
 
 
 def greedily(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:

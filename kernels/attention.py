@@ -25,11 +25,24 @@ def paged_attention(
     context_len: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     sequences, table_width = block_table.shape
     tile = tuned(q.device).prefill.get(q.shape[2])
     chosen = plan(q.shape[0], sequences, table_width * kv_layer.shape[2], q.shape[1], kv_layer.shape[3],
                   q.shape[2], q.element_size(), processors(q.device), tile)  # fmt: skip
+    return attend(chosen, q, kv_layer, block_table, query_start, context_len, scale)
+
+
+def attend(
+    chosen: Plan,
+    q: torch.Tensor,
+    kv_layer: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start: torch.Tensor,
+    context_len: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """`paged_attention`, cut as `chosen`."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     where = (q, kv_layer, block_table, query_start, context_len, scale)
     if chosen.segments == 1:
         _launch(chosen, out, out, out, *where)

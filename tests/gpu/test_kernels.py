@@ -195,6 +195,21 @@ def test_norms_and_activation(ops, tokens, dtype):
     torch.testing.assert_close(ops.silu_mul(gate_up).double(), expected, rtol=limit, atol=limit)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 8, 9])
+@pytest.mark.parametrize(
+    ("width", "depth"), [(6144, 4096), (4096, 14336), (VOCAB, 4096), (960, 576), (3584, 2560), (1000, 584)]
+)
+def test_linear(ops, rows, width, depth, bias):
+    x, weight = (torch.randn(n, depth, dtype=torch.bfloat16, device="cuda") for n in (rows, width))
+    offset = torch.randn(width, dtype=torch.bfloat16, device="cuda") if bias else None
+    expected = x.double() @ weight.double().T + (0 if offset is None else offset.double())
+    result = ops.linear(x, weight, offset)
+    assert result.shape == (rows, width) and result.dtype == torch.bfloat16
+    assert float((result.double() - expected).norm() / expected.norm()) < 5e-3
+    assert torch.equal(result, ops.linear(x, weight, offset)), "the same product twice has the same bits"
+
+
 def sampling_params(rows: int) -> tuple[torch.Tensor, ...]:
     """Every combination of filters, by row."""
     s = torch.arange(rows)
@@ -216,6 +231,19 @@ def test_sampler_draws_the_references_tokens(ops, vocab, dtype):
     assert drawn[5:8].tolist() == [-1, -1, -1]
     # Rounding may turn a near tie, or move a token across the edge of a nucleus: very rarely.
     assert int((drawn != expected).sum()) <= 1, (drawn, expected)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.2, 30.0], ids=["equal", "flat", "steep"])
+def test_sampler_filters_any_distribution(ops, spread):
+    rows = 24
+    logits = (torch.randn(rows, VOCAB) * spread).bfloat16()
+    params = [p.roll(-1) for p in sampling_params(96)]
+    chosen = (params[0] > 0).nonzero().squeeze(1)[: 3 * rows : 3]
+    params = [p[chosen] for p in params]
+    drawn = ops.sample(logits.cuda(), *(p.cuda() for p in params)).cpu()
+    assert int((drawn != ops.sample(logits, *params)).sum()) <= 1
+    alone = torch.cat([ops.sample(logits[s : s + 1].cuda(), *(p[s : s + 1].cuda() for p in params)) for s in range(9)])
+    assert torch.equal(alone.cpu(), drawn[:9]), "a row's token depends on its batch"
 
 
 @pytest.mark.parametrize("row", [(1.0, 0, 1.0, 0.0), (0.7, 5, 1.0, 0.0), (1.0, 0, 0.8, 0.0), (1.0, 0, 1.0, 0.1)])
@@ -284,6 +312,8 @@ def test_nothing_compiles_after_warm_up(ops):
     """Other lengths, batch sizes and offsets into a buffer reuse the variants that a warm-up of each plan has made."""
     from stoker.kernels.launch import compiled_variants
 
+    weight = torch.randn(HIDDEN, HIDDEN, dtype=torch.bfloat16, device="cuda")
+
     def step(lengths: list[int], contexts: list[int], shift: int) -> None:
         case = build(lengths, contexts)
         # Views at odd offsets, as a caller that slices one buffer makes them.
@@ -293,6 +323,7 @@ def test_nothing_compiles_after_warm_up(ops):
         x = q.flatten(1)
         ops.add_rms_norm(x, x.clone(), x[0].clone(), 1e-5)
         ops.silu_mul(x)
+        ops.linear(x, weight)
         positions = torch.arange(len(q) + shift, device="cuda")[shift:]
         k, table = q[:, :KV_HEADS].contiguous(), torch.zeros(9000, DIM, device="cuda")
         ops.rope_store(q, k, k, table, positions, case.kv_layer, positions - positions)

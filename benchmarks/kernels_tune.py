@@ -1,0 +1,99 @@
+"""Times candidate blocks of the GEMV and of prefill attention on this GPU and writes its table (`--tune`).
+
+Every candidate is checked against torch before it is timed. A product goes to the GEMV only where that beats cuBLAS by
+more than the noise.
+"""
+
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+
+from benchmarks.kernel_workloads import paged
+from benchmarks.kernels_timing import Call, seconds_per_call
+from stoker.kernels import tuning
+from stoker.kernels.attention import attend
+from stoker.kernels.attention_plan import Plan
+from stoker.kernels.gemv import gemv
+from stoker.kernels.tuning import Gemv, Tile, Tuned
+
+# Products [width, depth] of an 8B Llama and of a 135M one.
+SHAPES = [
+    (6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096),
+    (960, 576), (3072, 576), (576, 1536), (49152, 576),
+]  # fmt: skip
+ONE_ROW = [
+    (1, 512, 4), (1, 1024, 4), (1, 1024, 8), (1, 2048, 8), (1, 4096, 8), (2, 512, 4), (2, 1024, 8), (2, 2048, 4),
+    (2, 2048, 8), (4, 256, 4), (4, 512, 4), (4, 1024, 8), (8, 256, 4),
+]  # fmt: skip
+FEW_ROWS = [(1, 1024, 4), (1, 2048, 8), (2, 512, 4), (2, 1024, 8), (2, 2048, 8), (4, 512, 4), (4, 512, 8)]
+MANY_ROWS = [(1, 1024, 4), (2, 1024, 8), (4, 512, 8)]
+CANDIDATES = {1: ONE_ROW, 2: FEW_ROWS, 4: FEW_ROWS, 8: MANY_ROWS}
+TILES = [
+    Tile(128, 64, 8, 3), Tile(128, 64, 8, 3, 128), Tile(128, 64, 8, 4), Tile(128, 128, 8, 3), Tile(128, 128, 8, 2),
+    Tile(128, 32, 8, 3, 128), Tile(128, 64, 4, 3), Tile(64, 64, 4, 3), Tile(64, 64, 4, 3, 168),
+    Tile(64, 64, 4, 2, 168), Tile(64, 32, 4, 3, 128),
+]  # fmt: skip
+HEAD_SIZES = (64, 128)
+COLD_BYTES = 256 * 2**20
+GRAPH_SECONDS = 0.005
+GAIN = 0.98
+
+Choice = TypeVar("Choice", Gemv, Tile)
+
+log = Console(width=140, highlight=False).print
+
+
+def tune() -> None:
+    name = torch.cuda.get_device_name()
+    prefill = {dim: best_tile(dim) for dim in HEAD_SIZES}
+    measured = [best_blocks(rows, *shape) for shape in SHAPES for rows in CANDIDATES]
+    tuning.write(tuning.path(name), Tuned(prefill, tuple(measured)), name)
+    tuning.tuned.cache_clear()
+
+
+def best_blocks(rows: int, width: int, depth: int) -> Gemv:
+    sets = min(200, math.ceil(COLD_BYTES / (2 * width * depth)))
+    pairs = [(torch.randn(rows, depth), torch.randn(width, depth)) for _ in range(sets)]
+    pairs = [(x.bfloat16(), weight.bfloat16()) for x, weight in pairs]
+    times = {Gemv(rows, width, depth, 0, 0, 0, 0): timed(pairs, F.linear) * GAIN}
+    for block_n, block_k, warps in CANDIDATES[rows]:
+        if block_k < 2 * depth:
+            entry = Gemv(rows, width, depth, block_n, block_k, warps, 1)
+            check_product(entry, *pairs[0])
+            times[entry] = timed(pairs, lambda x, weight, entry=entry: gemv(x, weight, None, entry))
+    return fastest(f"gemv M {rows}, {depth} -> {width}", times)
+
+
+def timed(
+    pairs: list[tuple[torch.Tensor, torch.Tensor]], product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> float:
+    calls: list[Call] = [lambda x=x, weight=weight: product(x, weight) for x, weight in pairs]
+    return seconds_per_call(calls, repeats=5, graph_seconds=GRAPH_SECONDS)
+
+
+def check_product(entry: Gemv, x: torch.Tensor, weight: torch.Tensor) -> None:
+    expected = x.double() @ weight[:1024].double().T
+    error = (gemv(x, weight, None, entry)[:, :1024] - expected).norm() / expected.norm()
+    assert error < 1e-2, (entry, error)
+
+
+def best_tile(dim: int) -> Tile:
+    cases = [paged(steps, dim) for steps in ([(8192, 8192)], [(2048, 2048)] * 4)]
+    expected = attend(Plan(64, 64, 1, True, 4, 3), *cases[1], dim**-0.5)
+    times: dict[Tile, float] = {}
+    for tile in TILES:
+        chosen = Plan(tile.block_m, tile.block_n, 1, True, tile.warps, tile.stages, tile.registers)
+        torch.testing.assert_close(attend(chosen, *cases[1], dim**-0.5), expected, rtol=2e-2, atol=2e-2)
+        calls: list[Call] = [lambda case=case, chosen=chosen: attend(chosen, *case, dim**-0.5) for case in cases]
+        times[tile] = sum(seconds_per_call([call], repeats=5) for call in calls)
+    return fastest(f"prefill 8192 + 4 x 2048, head size {dim}", times)
+
+
+def fastest(what: str, times: dict[Choice, float]) -> Choice:
+    ordered = sorted(times, key=lambda choice: times[choice])
+    log(f"{what}: " + "; ".join(f"{tuple(choice)} {times[choice] * 1e6:.1f} us" for choice in ordered[:6]))
+    return ordered[0]
