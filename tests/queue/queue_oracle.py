@@ -35,11 +35,8 @@ class Snapshot:
 def snapshot(client: redis.Redis, function: str) -> Snapshot:
     shot = Snapshot()
     names = function_keys(client, function)
-    readers = {"hash": client.hgetall, "zset": lambda key: client.zrange(key, 0, -1, withscores=True)}
-    for key, suffix in names.items():
-        kind = client.type(key).decode()
-        shot.ttls[suffix] = client.pttl(key)
-        value: Any = readers[kind](key) if kind in readers else None
+    for (_, suffix), kind, ttl, value in zip(names.items(), *read_all(client, list(names)), strict=True):
+        shot.ttls[suffix] = ttl
         if suffix.startswith("j:"):
             shot.jobs[suffix[2:]] = text_map(value)
         elif suffix.startswith("l:"):
@@ -48,15 +45,35 @@ def snapshot(client: redis.Redis, function: str) -> Snapshot:
             shot.tenant_lanes[suffix] = scores(value)
         elif suffix.startswith("r:"):
             shot.ready[suffix[2:]] = scores(value)
-        elif kind == "zset":
+        elif kind == b"zset":
             shot.zsets[suffix] = scores(value)
         elif suffix == "tq":
             shot.waiting = {name: int(count) for name, count in text_map(value).items()}
         elif suffix == "v":
             shot.virtual_times = text_map(value)
         elif suffix == "use":
-            shot.usage = [text_map(fields) for _, fields in client.xrange(key)]
+            shot.usage = [text_map(fields) for _, fields in value]
     return shot
+
+
+def read_all(client: redis.Redis, names: list[str]) -> tuple[list[bytes], list[int], list[Any]]:
+    """Types, TTLs and values in two round trips."""
+    with client.pipeline(transaction=False) as pipeline:
+        for name in names:
+            pipeline.type(name)
+            pipeline.pttl(name)
+        facts = pipeline.execute()
+        kinds, ttls = facts[::2], facts[1::2]
+        for name, kind in zip(names, kinds, strict=True):
+            if kind == b"hash":
+                pipeline.hgetall(name)
+            elif kind == b"zset":
+                pipeline.zrange(name, 0, -1, withscores=True)
+            elif kind == b"stream":
+                pipeline.xrange(name)
+            else:
+                pipeline.exists(name)
+        return kinds, ttls, pipeline.execute()
 
 
 def text_map(value: dict[bytes, bytes]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 import redis
 from redis.asyncio import Redis
+
 from stoker.queue import keys
 from stoker.queue.broker import Broker
 from stoker.queue.events import Bells

@@ -2,6 +2,7 @@ import asyncio
 
 import redis
 from queue_oracle import Oracle
+
 from stoker.queue.broker import Broker
 from stoker.queue.records import Completion, Emission, Failure, JobState, Settled, new_job_id
 

@@ -7,6 +7,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+
 from stoker.queue.client import ServerUnfit, check_server, connect, unfitness
 
 

@@ -1,6 +1,7 @@
 import asyncio
 
 from redis.asyncio import Redis
+
 from stoker.queue import cluster
 from stoker.queue.cluster import Cluster
 

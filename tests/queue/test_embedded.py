@@ -13,6 +13,7 @@ import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+
 from stoker.queue.embedded import SOCKET_PATH_LIMIT, EmbeddedServerError, EmbeddedValkey, default_socket_path
 
 

@@ -1,6 +1,7 @@
 import redis
 from queue_oracle import Oracle
 from redis.asyncio import Redis
+
 from stoker.queue import keys
 from stoker.queue.broker import Broker
 from stoker.queue.records import Completion, Emission, Failure

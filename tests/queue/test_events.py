@@ -5,6 +5,7 @@ import pytest
 import redis
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
+
 from stoker.queue import events as events_module
 from stoker.queue import keys
 from stoker.queue.broker import Broker

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
+
 from stoker.queue import keys
 from stoker.queue.broker import Broker
 from stoker.queue.records import Claim, Completion

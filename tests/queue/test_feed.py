@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import msgpack
 from hypothesis import given
 from hypothesis import strategies as st
+
 from stoker.queue.feed import Event, Feed, Frame
 from stoker.queue.records import JobState, unpack
 from stoker.queue.replies import Entry, View

@@ -1,4 +1,5 @@
 import pytest
+
 from stoker.queue import keys
 
 

@@ -4,6 +4,7 @@ import asyncio
 
 from queue_oracle import Oracle
 from redis.asyncio import Redis
+
 from stoker.queue import keys
 from stoker.queue.broker import Broker
 from stoker.queue.records import Completion, Failure, JobState, Limits, new_job_id

@@ -4,6 +4,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from stoker.queue.records import JobState, NewJob, RecordVersionError, function_of, new_job_id, pack, unpack
 
 VALUES = st.recursive(

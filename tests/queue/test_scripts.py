@@ -2,8 +2,9 @@ import re
 from pathlib import Path
 
 import pytest
-import stoker.queue.broker
 from redis.asyncio import Redis
+
+import stoker.queue.broker
 from stoker.queue.broker import Broker
 from stoker.queue.scripts import Scripts, script
 

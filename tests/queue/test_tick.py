@@ -3,6 +3,7 @@ import asyncio
 import pytest
 from queue_oracle import Oracle
 from redis.asyncio import Redis
+
 from stoker.queue import keys
 from stoker.queue.broker import Broker
 from stoker.queue.records import Completion, Failure, JobState

@@ -1,0 +1,362 @@
+"""Random operations against a model in plain Python; an oracle checks the invariants from outside after each."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pytest
+import redis
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from queue_oracle import Oracle
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from stoker.queue import keys
+from stoker.queue.broker import Broker
+from stoker.queue.client import connect
+from stoker.queue.records import (
+    Claim,
+    Completion,
+    Emission,
+    Failure,
+    IdempotencyMismatch,
+    JobState,
+    Limits,
+    NewJob,
+    QueueFull,
+    Settled,
+    new_job_id,
+)
+from stoker.queue.scripts import Scripts
+
+LIMIT = 10
+HAND_BACKS = 10
+WAITING = (JobState.QUEUED, JobState.RETRYING)
+ENDED = tuple(state for state in JobState if state.terminal)
+WORKERS = st.sampled_from(["w1", "w2"])
+REASONS = {JobState.CANCELLED: "cancelled", JobState.TIMED_OUT: "timed_out"}
+
+NEW_JOBS = st.fixed_dictionaries(
+    {
+        "tenant": st.sampled_from("ab"),
+        "priority": st.sampled_from([0, 1, 2]),
+        "batch_key": st.sampled_from(["", "", "k"]),
+        "max_attempts": st.integers(1, 3),
+        "stream": st.sampled_from([True, True, False]),
+        "delay_ms": st.sampled_from([0, 0, 0, 600_000]),
+        "finish_within_ms": st.sampled_from([0, 600_000]),
+        "run_within_ms": st.sampled_from([0, 600_000]),
+        "idempotency_key": st.sampled_from(["", "", "x"]),
+        "request_digest": st.sampled_from([b"1", b"1", b"2"]),
+    }
+)
+
+
+@dataclass
+class ModelJob:
+    new: NewJob
+    place: int
+    delayed: bool
+    wake: bool
+    state: JobState = JobState.QUEUED
+    attempt: int = 0
+    handed: int = 0
+    fence: int = 0
+    worker: str = ""
+    chunks: list[bytes] = field(default_factory=list)
+    sequence: int = 0
+    settled: dict[int, Settled] = field(default_factory=dict)
+
+    @property
+    def in_lane(self) -> bool:
+        return self.state in WAITING and not self.delayed
+
+    @property
+    def lane(self) -> tuple[int, str, str]:
+        return self.new.priority, self.new.tenant, self.new.batch_key
+
+
+class ReplyLost(RedisConnectionError):
+    pass
+
+
+class Server:
+    """One connection and one event loop for all examples."""
+
+    def __init__(self, url: str) -> None:
+        self.raw = redis.Redis.from_url(url)
+        self.runner = asyncio.Runner()
+        self.client = connect(url)
+
+    def run(self, call: Any) -> Any:
+        return self.runner.run(call)
+
+    def close(self) -> None:
+        self.run(self.client.aclose())
+        self.runner.close()
+        self.raw.close()
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """One rule draws among all operations that make sense, so that each gets its share."""
+
+    server: ClassVar[Server]
+
+    @initialize()
+    def begin(self) -> None:
+        self.server.raw.flushall()
+        self.broker = Broker(self.server.client, backoff_base_ms=0)
+        self.slow = Broker(self.server.client, backoff_base_ms=600_000, backoff_cap_ms=600_000)
+        self.oracle = Oracle(self.server.raw, "gw")
+        self.jobs: dict[str, ModelJob] = {}
+        self.used_keys: dict[tuple[str, str], tuple[str, bytes]] = {}
+        self.verdicts: list[tuple[Callable[[], Awaitable[Any]], Settled]] = []
+        self.server.run(self.broker.set_limits("f", Limits(max_queued=LIMIT)))
+
+    @rule(data=st.data())
+    def step(self, data: st.DataObject) -> None:
+        operations = [self.enqueue, self.enqueue, self.claim, self.claim, self.beat]
+        if self.jobs:
+            operations += [self.enqueue_again, self.cancel, self.write_without_holding]
+        if self.found(JobState.RUNNING):
+            operations += [self.emit, self.emit, self.done, self.fail, self.fail, self.lease_ends, self.deadline_passes]
+        if self.verdicts:
+            operations += [self.settle_again]
+        if self.delayed():
+            operations += [self.delay_passes]
+        data.draw(st.sampled_from(operations))(data.draw)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "oracle"):
+            return
+        for job in self.found(*WAITING, JobState.RUNNING):
+            assert self.server.run(self.broker.cancel(job.new.id)) is JobState.CANCELLED
+        shot = self.oracle.check("f")
+        self.oracle.close()
+        assert not any((shot.lanes, shot.tenant_lanes, shot.ready, shot.waiting, any(shot.zsets.values())))
+
+    def call(self, draw: Any, operation: Callable[[], Awaitable[Any]]) -> Any:
+        """Half the time the script runs but its reply never comes, so the caller asks again."""
+        if draw(st.booleans(), label="reply lost"):
+            with pytest.MonkeyPatch.context() as patch, suppress(ReplyLost):
+                patch.setattr(Scripts, "run", lose(Scripts.run))
+                self.server.run(operation())
+        return self.server.run(operation())
+
+    def found(self, *states: JobState) -> list[ModelJob]:
+        return [job for job in self.jobs.values() if job.state in states]
+
+    def delayed(self) -> list[ModelJob]:
+        return [job for job in self.jobs.values() if job.delayed]
+
+    def any_of(self, draw: Any, *states: JobState) -> ModelJob:
+        return draw(st.sampled_from(self.found(*states)), label="job")
+
+    def end(self, job: ModelJob, state: JobState) -> None:
+        job.state, job.delayed = state, False
+
+    def requeue(self, job: ModelJob, delayed: bool) -> None:
+        job.state, job.delayed, job.sequence = JobState.RETRYING, delayed, 0
+
+    def enqueue(self, draw: Any) -> None:
+        new = NewJob(id=new_job_id("f"), function="f", payload=b"payload", gateway="gw", **draw(NEW_JOBS))
+        used = self.used_keys.get((new.tenant, new.idempotency_key)) if new.idempotency_key else None
+        if used and used[1] != new.request_digest:
+            with pytest.raises(IdempotencyMismatch):
+                self.call(draw, lambda: self.broker.enqueue(new))
+        elif used:
+            answer = self.call(draw, lambda: self.broker.enqueue(new))
+            assert (answer.job_id, answer.created, answer.wake) == (used[0], False, False)
+            assert answer.state is self.jobs[used[0]].state
+        elif len(self.found(*WAITING)) >= LIMIT:
+            with pytest.raises(QueueFull):
+                self.call(draw, lambda: self.broker.enqueue(new))
+        else:
+            self.accept(draw, new)
+
+    def accept(self, draw: Any, new: NewJob) -> None:
+        wake = not new.delay_ms and not any(job.in_lane for job in self.jobs.values())
+        answer = self.call(draw, lambda: self.broker.enqueue(new))
+        assert (answer.job_id, answer.created, answer.wake) == (new.id, True, wake)
+        self.jobs[new.id] = ModelJob(new, len(self.jobs), bool(new.delay_ms), wake)
+        if new.idempotency_key:
+            self.used_keys[new.tenant, new.idempotency_key] = (new.id, new.request_digest)
+
+    def enqueue_again(self, draw: Any) -> None:
+        job = self.any_of(draw, *JobState)
+        answer = self.call(draw, lambda: self.broker.enqueue(job.new))
+        assert (answer.job_id, answer.created, answer.wake, answer.state) == (job.new.id, True, job.wake, job.state)
+
+    def claim(self, draw: Any) -> None:
+        worker, limit = draw(WORKERS), draw(st.integers(1, 4))
+        claims = self.call(draw, lambda: self.broker.claim("f", worker, limit))
+        ready = [job for job in self.jobs.values() if job.in_lane]
+        assert len(claims) <= limit and bool(claims) == bool(ready)
+        if claims:
+            batch = self.jobs[claims[0].job_id].new.batch_key
+            self.check_order(claims, [job for job in ready if job.new.batch_key == batch], limit)
+        for claim in claims:
+            self.check_claim(claim, worker)
+
+    def check_order(self, claims: list[Claim], fitting: list[ModelJob], limit: int) -> None:
+        """All that fit are taken, up to the limit, and from each lane the first ones."""
+        taken = {claim.job_id for claim in claims}
+        assert len(claims) == len(taken) == min(limit, len(fitting))
+        for lane in {job.lane for job in fitting}:
+            in_order = sorted((job for job in fitting if job.lane == lane), key=lambda job: job.place)
+            flags = [job.new.id in taken for job in in_order]
+            assert flags == sorted(flags, reverse=True)
+
+    def check_claim(self, claim: Claim, worker: str) -> None:
+        job = self.jobs[claim.job_id]
+        assert claim.fence > max(other.fence for other in self.jobs.values())
+        assert [chunk.data for chunk in claim.chunks] == job.chunks
+        job.state, job.attempt, job.worker, job.fence = JobState.RUNNING, job.attempt + 1, worker, claim.fence
+        assert (claim.attempt, claim.payload, claim.stream) == (job.attempt, b"payload", job.new.stream)
+
+    def beat(self, draw: Any) -> None:
+        worker = draw(WORKERS)
+        mine = {job_id: job for job_id, job in self.jobs.items() if job.worker == worker}
+        held = {job_id: job.fence for job_id, job in mine.items()}
+        lost = {job_id: job for job_id, job in mine.items() if job.state is not JobState.RUNNING}
+        expected = {job_id: REASONS.get(job.state, "lost") for job_id, job in lost.items()}
+        assert self.call(draw, lambda: self.broker.beat("f", worker, held)) == expected
+
+    def emit(self, draw: Any) -> None:
+        """New chunks, or some that were sent before, in one call or two."""
+        job = self.any_of(draw, JobState.RUNNING)
+        first = draw(st.sampled_from([1, job.sequence + 1]))
+        sequence = range(first, first + draw(st.integers(1, 3)))
+        emissions = [Emission(job.new.id, job.fence, seq, b"%d.%d" % (job.fence, seq)) for seq in sequence]
+        assert self.call(draw, lambda: self.broker.emit("f", emissions)) == []
+        if job.new.stream:
+            job.chunks += [item.data for item in emissions if item.seq > job.sequence]
+        job.sequence = max(job.sequence, emissions[-1].seq)
+        self.check_chunks(job)
+
+    def check_chunks(self, job: ModelJob) -> None:
+        kept = self.server.run(self.broker.chunks(job.new.id))
+        assert [chunk.data for chunk in kept] == job.chunks
+
+    def done(self, draw: Any) -> None:
+        job = self.any_of(draw, JobState.RUNNING)
+        cost = draw(st.none() | st.sampled_from([0.0, 3.0]))
+        completion = Completion(job.new.id, job.fence, b"result", b"usage", b"", cost)
+        self.settle(draw, job, lambda: self.broker.done("f", [completion]), Settled.DONE)
+        self.end(job, JobState.SUCCEEDED)
+
+    def fail(self, draw: Any) -> None:
+        job = self.any_of(draw, JobState.RUNNING)
+        retry, counts, delayed = draw(st.booleans()), draw(st.sampled_from([True, True, False])), draw(st.booleans())
+        failure = Failure(job.new.id, job.fence, b"error", retry, counts)
+        broker = self.slow if delayed else self.broker
+        hand_back = not counts and job.handed < HAND_BACKS
+        if hand_back or (retry and job.attempt < job.new.max_attempts):
+            self.settle(draw, job, lambda: broker.fail("f", [failure]), Settled.RETRYING)
+            self.requeue(job, delayed and not hand_back)
+            job.attempt -= hand_back
+            job.handed += hand_back
+        else:
+            self.settle(draw, job, lambda: broker.fail("f", [failure]), Settled.DEAD if retry else Settled.DONE)
+            self.end(job, JobState.DEAD if retry else JobState.FAILED)
+
+    def settle(self, draw: Any, job: ModelJob, operation: Callable[[], Awaitable[Any]], answer: Settled) -> None:
+        assert self.call(draw, operation) == [answer]
+        job.settled[job.fence] = answer
+        self.verdicts.append((operation, answer))
+
+    def settle_again(self, draw: Any) -> None:
+        """However late a repeated verdict comes, it gets its first answer and changes nothing."""
+        operation, answer = draw(st.sampled_from(self.verdicts))
+        assert self.call(draw, operation) == [answer]
+
+    def write_without_holding(self, draw: Any) -> None:
+        """With the fence of an attempt that has ended, or one that nobody had."""
+        job = self.any_of(draw, *JobState)
+        known = [*job.settled, job.fence] if job.state is not JobState.RUNNING else [*job.settled]
+        fence = draw(st.sampled_from([*known, job.fence + 1, job.fence - 1]))
+        late = Emission(job.new.id, fence, 10_000, b"late")
+        assert self.call(draw, lambda: self.broker.emit("f", [late])) == [job.new.id]
+        self.check_chunks(job)
+        answer = [job.settled.get(fence, Settled.STALE)]
+        completion, failure = Completion(job.new.id, fence, b"x", b"x"), Failure(job.new.id, fence, b"x", True)
+        assert self.call(draw, lambda: self.broker.done("f", [completion])) == answer
+        assert self.call(draw, lambda: self.broker.fail("f", [failure])) == answer
+        lost = self.call(draw, lambda: self.broker.beat("f", "w1", {job.new.id: fence}))
+        assert lost == {job.new.id: REASONS.get(job.state, "lost") if fence == job.fence > 0 else "lost"}
+
+    def cancel(self, draw: Any) -> None:
+        job = self.any_of(draw, *JobState)
+        expected = job.state if job.state.terminal else JobState.CANCELLED
+        assert self.call(draw, lambda: self.broker.cancel(job.new.id)) is expected
+        self.end(job, expected)
+
+    def lease_ends(self, draw: Any) -> None:
+        job = self.any_of(draw, JobState.RUNNING)
+        assert self.server.raw.zadd(keys.key("f", "lease"), {job.new.id: 1}, xx=True, ch=True) == 1
+        self.call(draw, lambda: self.broker.tick("f"))
+        if job.attempt >= job.new.max_attempts:
+            self.end(job, JobState.DEAD)
+        else:
+            self.requeue(job, False)
+
+    def deadline_passes(self, draw: Any) -> None:
+        """A tick notices it, or a beat, or a claim."""
+        job = self.any_of(draw, *WAITING, JobState.RUNNING)
+        if self.server.raw.zadd(keys.key("f", "dl"), {job.new.id: 1}, xx=True, ch=True):
+            self.end(job, JobState.TIMED_OUT if job.state is JobState.RUNNING else JobState.EXPIRED)
+            if draw(st.booleans()):
+                self.call(draw, lambda: self.broker.tick("f"))
+            else:
+                draw(st.sampled_from([self.claim, self.notice]))(draw)
+
+    def notice(self, draw: Any) -> None:
+        self.call(draw, lambda: self.broker.beat("f", "w1", {new_job_id("f"): 1}))
+
+    def delay_passes(self, draw: Any) -> None:
+        """A tick promotes it, or the next claim."""
+        job = draw(st.sampled_from(self.delayed()))
+        assert self.server.raw.zadd(keys.key("f", "delay"), {job.new.id: 1}, xx=True, ch=True) == 1
+        job.delayed = False
+        if draw(st.booleans()):
+            self.call(draw, lambda: self.broker.tick("f"))
+        else:
+            self.claim(draw)
+
+    @invariant()
+    def holds(self) -> None:
+        if not hasattr(self, "oracle"):
+            return
+        shot = self.oracle.check("f")
+        stored = {job_id: (row["state"], int(row.get("attempt", 0))) for job_id, row in shot.jobs.items()}
+        assert stored == {job_id: (job.state.value, job.attempt) for job_id, job in self.jobs.items()}
+        assert set(shot.zsets["delay"]) == {job.new.id for job in self.delayed()}
+
+
+def lose(run: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    async def lossy(*arguments: Any) -> Any:
+        await run(*arguments)
+        raise ReplyLost
+
+    return lossy
+
+
+def test_the_queue_is_the_model(server_url: str) -> None:
+    QueueMachine.server = Server(server_url)
+    try:
+        run_state_machine_as_test(
+            QueueMachine,
+            settings=settings(
+                max_examples=25,
+                stateful_step_count=50,
+                deadline=None,
+                suppress_health_check=list(HealthCheck),
+                # Shrinking a failure takes longer than a test may.
+                phases=(Phase.reuse, Phase.generate),
+            ),
+        )
+    finally:
+        QueueMachine.server.close()
