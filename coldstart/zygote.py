@@ -5,6 +5,7 @@ Requests come over a SOCK_SEQPACKET pair: one msgpack map with the child's descr
 and, later, its exit status.
 """
 
+import ctypes
 import gc
 import importlib
 import os
@@ -20,6 +21,8 @@ import msgpack
 
 MAX_REQUEST = 1 << 16
 MAX_FDS = 8
+MAX_NAME = 15
+PR_SET_NAME = 15
 READY, FORKED, EXITED = "ready", "forked", "exited"
 
 
@@ -99,6 +102,7 @@ def run_main(request: dict[str, Any], fds: list[int]) -> int:
     is up to that main, as it is for a process that was started alone."""
     if request["new_session"]:
         os.setsid()
+    show_name(request["name"])
     redirect_output(request["log"])
     os.environ.update(request["env"])
     reseed()
@@ -108,6 +112,12 @@ def run_main(request: dict[str, Any], fds: list[int]) -> int:
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     return 0
+
+
+def show_name(name: str) -> None:
+    """What `ps` and `top` call the process; its command line stays the zygote's."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode()[:MAX_NAME], 0, 0, 0)
 
 
 def redirect_output(path: str) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
@@ -237,7 +238,7 @@ def run(command: Callable[[], Any]) -> int:
         command()
     except expected_errors() as error:
         message, code = explain(error)
-        errors.print(f"[bold red]error:[/] {message}", highlight=False)
+        errors.print(f"[bold red]error:[/] {escape(message)}", highlight=False, soft_wrap=True)
         return code
     return 0
 

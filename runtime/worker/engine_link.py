@@ -107,6 +107,7 @@ class EngineLink:
                 *("--socket-fd", "{0}"),
                 *("--ring-fd", "{1}"),
                 *("--ring-slots", str(self.ring.slots)),
+                name="stoker-engine",
                 env=device_environment(self.device),
                 fds=(fd, self.ring.fd),
                 log=self.log,

@@ -57,6 +57,7 @@ class FunctionReplica(Replica):
                 *("--folder", str(folder)),
                 *("--entry", self.spec.entry),
                 *("--concurrency", str(self.spec.concurrency)),
+                name="stoker-function",
                 env={},
                 fds=(fd,),
                 log=self._log,

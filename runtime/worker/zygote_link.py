@@ -74,12 +74,13 @@ class ZygoteLink:
         self,
         module: str,
         *argv: str,
+        name: str,
         env: dict[str, str],
         fds: tuple[int, ...],
         log: Path,
         new_session: bool = False,
     ) -> Forked:
-        """A child that runs `module.main()`; `{0}`, `{1}`, ... in `argv` stand for its copies of `fds`.
+        """A child that runs `module.main()` under `name`; `{0}`, `{1}`, ... in `argv` stand for its copies of `fds`.
 
         Raises ZygoteGone when the zygote died before it answered.
         """
@@ -89,6 +90,7 @@ class ZygoteLink:
         request: dict[str, Any] = {
             "id": number,
             "module": module,
+            "name": name,
             "argv": argv,
             "env": {**env, **parent_mark(self._process.pid)},
             "log": str(log),

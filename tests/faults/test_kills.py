@@ -83,7 +83,7 @@ def processes(stack: LocalStack, marker: str) -> list[psutil.Process]:
     found = []
     for process in psutil.Process(stack.pid).children(recursive=True):
         try:
-            if marker in " ".join(process.cmdline()):
+            if marker in " ".join([process.name(), *process.cmdline()]):
                 found.append(process)
         except psutil.Error:
             continue
@@ -150,7 +150,7 @@ def streaming(stack: LocalStack) -> Iterator[Stream]:
 
 
 @pytest.mark.parametrize(
-    "victim", ["stoker.runtime.engine.process", "worker --host-id", "valkey-server"], ids=["engine", "agent", "valkey"]
+    "victim", ["stoker-engine", "worker --host-id", "valkey-server"], ids=["engine", "agent", "valkey"]
 )
 def test_a_stream_survives_the_kill_of(victim: str, stack: LocalStack, streaming: Stream) -> None:
     kill(stack, victim)
@@ -172,8 +172,8 @@ def test_killing_stoker_up_leaves_no_process(stack: LocalStack, streaming: Strea
     with stack.client() as client:
         client.invoke("add", {"x": 1})
     family = psutil.Process(stack.pid).children(recursive=True)
-    names = [" ".join(process.cmdline()) for process in family]
-    for part in ("gateway", "controller", "worker", "engine.process", "function_process", "valkey-server"):
+    names = [" ".join([process.name(), *process.cmdline()]) for process in family]
+    for part in ("gateway", "controller", "worker", "stoker-engine", "stoker-function", "zygote", "valkey-server"):
         assert any(part in name for name in names), names
     stack.kill()
     gone, alive = psutil.wait_procs(family, timeout=10)

@@ -24,6 +24,7 @@ def main():
         product = torch.ones(300, 300) @ torch.ones(300, 300)
         facts = {"pid": os.getpid(), "parent": os.getppid(), "sum": product.sum().item(), "argv": sys.argv[2:]}
         facts |= {"random": torch.rand(1).item(), "redis": os.environ.get("STOKER_REDIS"), "mark": os.environ["MARK"]}
+        facts |= {"name": open("/proc/self/comm").read().strip()}
         facts |= {"fds": len(os.listdir("/proc/self/fd")), "cuda": torch.cuda.is_initialized(), "session": os.getsid(0)}
         json.dump(facts, out)
     if sys.argv[2] == "sleep":
@@ -52,7 +53,14 @@ async def fork(zygote: ZygoteLink, tmp_path: Path, *argv: str, **options: bool) 
     """The child and what it wrote about itself through the descriptor it was given."""
     ours, theirs = os.pipe()
     child = await zygote.fork(
-        "zygote_test_child", "{0}", *argv, env={"MARK": "m"}, fds=(theirs,), log=tmp_path / "child.log", **options
+        "zygote_test_child",
+        "{0}",
+        *argv,
+        name="test-child",
+        env={"MARK": "m"},
+        fds=(theirs,),
+        log=tmp_path / "child.log",
+        **options,
     )
     os.close(theirs)
     with os.fdopen(ours) as report:
@@ -64,7 +72,7 @@ async def test_children_compute_with_threads_and_say_how_they_ended(zygote: Zygo
     child, facts = await fork(zygote, tmp_path, "go", "3")
     assert await child.wait() == 3 == child.returncode
     assert facts["pid"] == child.pid and facts["sum"] == 300.0**3
-    assert facts["argv"] == ["go", "3"] and facts["mark"] == "m"
+    assert facts["argv"] == ["go", "3"] and facts["mark"] == "m" and facts["name"] == "test-child"
 
 
 async def test_children_know_no_secret_and_draw_their_own_numbers(zygote: ZygoteLink, tmp_path: Path) -> None:
@@ -91,7 +99,7 @@ async def test_a_child_that_raises_leaves_its_traceback_and_the_zygote_alive(
     zygote: ZygoteLink, tmp_path: Path
 ) -> None:
     log = tmp_path / "child.log"
-    child = await zygote.fork("no_such_module", env={}, fds=(), log=log)
+    child = await zygote.fork("no_such_module", name="x", env={}, fds=(), log=log)
     assert await child.wait() == 1
     assert "ModuleNotFoundError" in log.read_text()
     assert await (await fork(zygote, tmp_path, "go", "0"))[0].wait() == 0
@@ -101,4 +109,4 @@ async def test_a_request_to_a_zygote_that_can_not_start_fails(tmp_path: Path, mo
     monkeypatch.setattr(sys, "executable", "/bin/false")
     link = ZygoteLink(tmp_path / "zygote.log")
     with pytest.raises(ZygoteGone):
-        await link.fork("anything", env={}, fds=(), log=tmp_path / "child.log")
+        await link.fork("anything", name="x", env={}, fds=(), log=tmp_path / "child.log")
