@@ -6,33 +6,20 @@ local LAST_CLAIM = Q .. 'c:' .. worker
 local AGEING = 8
 local DUTIES = 64
 local TENANTS = math.max(limit, 64)
-local CLAIM_FIELDS = {
-  'cost', 'attempt', 'max', 'stream', 'gates', 'enqueued', 'run', 'finish_by', 'past', 'fence', 'state', 'tenant',
-  'worker', 'began',
-}
-
-local function read_claim(id)
-  local row = call('HMGET', record(id), unpack(CLAIM_FIELDS))
-  local job = { id = id }
-  for i, field in ipairs(CLAIM_FIELDS) do
-    job[field] = row[i]
-  end
-  return job
-end
 
 local function answer(job)
   local chunks = job.stream and job.past and call('XRANGE', Q .. 's:' .. job.id, '-', '+') or {}
   return {
-    job.id, job.tenant, call('GET', Q .. 'p:' .. job.id), tonumber(job.fence), tonumber(job.attempt), tonumber(job.max),
-    job.stream and 1 or 0, job.gates or '', tonumber(job.enqueued), tonumber(job.began), tonumber(job.run or 0), chunks,
+    job.id, job.tenant, call('GET', Q .. 'p:' .. job.id), tonumber(job.fence), job.attempt, tonumber(job.max),
+    job.stream and 1 or 0, job.gates, tonumber(job.enqueued), tonumber(job.began), tonumber(job.run or 0), chunks,
   }
 end
 
 local function repeat_answer(pairs_claimed)
   local rows = {}
   for id, fence in string.gmatch(pairs_claimed, '(%S+) (%S+)') do
-    local job = read_claim(id)
-    if job.state == 'running' and job.fence == fence then
+    local job = read(id)
+    if holds(job, fence) then
       call('ZADD', Q .. 'lease', 'XX', lease, id)
       rows[#rows + 1] = answer(job)
     end
@@ -165,9 +152,9 @@ local function serve(tenant, job)
 end
 
 local function take(tenant, id)
-  local job = read_claim(id)
+  local job = read(id)
   fence = fence + 1
-  job.fence, job.attempt, job.began = integer(fence), (job.attempt or 0) + 1, NOW
+  job.fence, job.attempt, job.began = integer(fence), job.attempt + 1, NOW
   call('HSET', record(id), 'state', 'running', 'fence', job.fence, 'attempt', job.attempt, 'worker', worker,
     'began', NOW)
   serve(tenant, job)

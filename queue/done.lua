@@ -11,9 +11,8 @@ local function complete(id, fence, result, usage, notes, cost)
   if cost ~= '' then
     charge(job.tenant, tonumber(cost) - tonumber(job.cost))
   end
-  call('HSET', record(id), 'settled:' .. fence, 'done')
   call('ZREM', Q .. 'lease', id)
-  finish(job, 'succeeded', '', pack_outcome(result, false, usage, notes), usage)
+  finish(job, 'succeeded', '', pack_outcome(result, false, usage, notes), usage, 'settled:' .. fence, 'done')
   ended = ended + 1
   return 'done'
 end

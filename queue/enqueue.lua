@@ -2,15 +2,14 @@
 -- Accepts a job once, or refuses it without a trace.
 -- Answers {ok, id, created, wake, queued, state}, {mismatch, id} or {full, limit, waiting, most, retry after ms}.
 local RETRY_AFTER_LEAST, RETRY_AFTER_MOST = 1000, 60000
-local USAGE_KEY = Q .. 'use'
 
 local id, tenant, payload, priority, cost, batch, max, stream = unpack(ARGV, 1, 8)
 local gateway, idem, digest = unpack(ARGV, 9, 11)
 local start_within, run_within, finish_within = tonumber(ARGV[12]), tonumber(ARGV[13]), tonumber(ARGV[14])
 local keep, delay = ARGV[15], tonumber(ARGV[16])
 
-local function accepted(job_id, created, state, wake)
-  return { 'ok', job_id, created, tonumber(wake or 0), call('ZCARD', Q .. 'q'), state }
+local function accepted(job_id, created, state, wake, queued)
+  return { 'ok', job_id, created, tonumber(wake or 0), queued or call('ZCARD', Q .. 'q'), state }
 end
 
 local function known()
@@ -105,17 +104,17 @@ if reply then
   return reply
 end
 if not meta[3] then
-  call('PERSIST', USAGE_KEY)
+  call('PERSIST', Q .. 'use')
 end
 local wake = queued == 0 and delay == 0
-local place = call('HINCRBY', META, 'place', 1)
+local place = (meta[3] or 0) + 1
 store(place, wake)
 set_deadline()
 count_waiting(tenant, 1)
-observe('arrived', 1)
+observe('arrived', 1, 'place', place)
 if delay > 0 then
   call('ZADD', Q .. 'delay', NOW + delay, id)
 else
-  push({ id = id, tenant = tenant, priority = priority, batch = batch, place = place })
+  queued = push({ id = id, tenant = tenant, priority = priority, batch = batch, place = place })
 end
-return accepted(id, 1, 'queued', wake and 1 or 0)
+return accepted(id, 1, 'queued', wake and 1 or 0, queued)

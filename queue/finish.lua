@@ -28,11 +28,14 @@ local function keep_for(job, state)
 end
 
 -- `outcome` is packed, or nil: then an earlier attempt's stays. `usage` goes to the usage record as it is.
-local function finish(job, state, reason, outcome, usage)
+-- Further arguments are more fields of the record.
+local function finish(job, state, reason, outcome, usage, ...)
   local id = job.id
   local held = integer(held_ms(job))
-  call('HSET', record(id), 'state', state, 'ended', NOW, 'held', held, 'reason', reason)
-  call('ZREM', Q .. 'dl', id)
+  call('HSET', record(id), 'state', state, 'ended', NOW, 'held', held, 'reason', reason, ...)
+  if job.state ~= 'running' or job.run or job.finish_by then
+    call('ZREM', Q .. 'dl', id)
+  end
   if outcome then
     call('SET', Q .. 'o:' .. id, outcome, 'PX', job.keep)
   else

@@ -1,21 +1,14 @@
 -- Reading a job's record, and telling whether a fence still holds it.
-local FIELDS = {
-  'state', 'fence', 'tenant', 'priority', 'batch', 'cost', 'attempt', 'max', 'place', 'keep', 'stream', 'gates', 'idem',
-  'began', 'held', 'last', 'finish_by', 'worker', 'handed',
-}
-
 local function read(id)
-  local row = call('HMGET', record(id), unpack(FIELDS))
+  local row = call('HGETALL', record(id))
   if not row[1] then
     return nil
   end
-  local job = { id = id }
-  for i, field in ipairs(FIELDS) do
-    job[field] = row[i]
+  local job = { id = id, batch = '', gates = '', attempt = 0 }
+  for i = 1, #row, 2 do
+    job[row[i]] = row[i + 1]
   end
-  job.batch = job.batch or ''
-  job.gates = job.gates or ''
-  job.attempt = tonumber(job.attempt or 0)
+  job.attempt = tonumber(job.attempt)
   return job
 end
 

@@ -11,14 +11,14 @@ local function read_rate(name)
   return tonumber(row[1] or 0), tonumber(row[2] or NOW), tonumber(row[3] or NOW)
 end
 
--- Also marks the function as active now.
-local function observe(name, count)
+-- Also marks the function as active now. Further arguments are more fields of the function's record.
+local function observe(name, count, ...)
   local sum, at, since = read_rate(name)
   sum = sum * decay(NOW - at)
   if sum < 0.01 then
     since = NOW
   end
-  call('HSET', META, name, sum + count, name .. ':at', NOW, name .. ':since', since, 'active', NOW)
+  call('HSET', META, name, sum + count, name .. ':at', NOW, name .. ':since', since, 'active', NOW, ...)
 end
 
 local function per_second(name)
