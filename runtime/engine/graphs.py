@@ -5,38 +5,53 @@ reads no cache and writes none. All graphs share one memory pool: they run one a
 outlives a step but the sampled tokens, which are copied out before the next one starts.
 """
 
+import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
 
 from stoker.runtime.engine.batch import Bucket
+from stoker.runtime.engine.config import ModelConfig
 from stoker.runtime.engine.options import EngineOptions
 
 log = logging.getLogger(__name__)
 
-DECODE_SIZES = (1, 2, 4, *range(8, 65, 8), 96, 128, *range(192, 513, 64))
-MIXED_TOKENS = (64, 128, 256, 512, 1024, 2048)
+DECODE_SIZES = (1, 2, 4, *range(8, 65, 8), *range(96, 257, 32), *range(320, 513, 64))
+MIXED_TOKENS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+ALWAYS_MIXED_TOKENS = 2048
+HIDING_FLOPS = 1e13
+"""A step with more arithmetic (15 to 25 ms of it) takes longer than its launches one by one, and needs no graph."""
 FEW_SEQUENCES = 8
 """Mixed steps have a bucket for few sequences too: fewer rows go through the head, and attention takes larger tiles."""
 DRIVER_BYTES_PER_LAYER = 256 << 10
 """What the driver keeps for one layer's launches in one graph (about ten kernels), rounded up."""
+POOL_BYTES = 128 << 20
+"""cuBLAS's workspace for the capturing stream, and what the allocator rounds up."""
 
 Compute = Callable[[Bucket], torch.Tensor]
 
 
-def buckets(options: EngineOptions) -> list[Bucket]:
+def buckets(config: ModelConfig, options: EngineOptions) -> list[Bucket]:
     """Smallest first; decode steps (one token per sequence), then mixed ones. `options` are resolved."""
     decode = sorted({min(size, options.max_seqs) for size in DECODE_SIZES})
     mixed = {
         Bucket(min(sequences, options.max_seqs), tokens)
         for tokens in MIXED_TOKENS
+        if tokens <= ALWAYS_MIXED_TOKENS or tokens * flops_per_token(config) < HIDING_FLOPS
         for sequences in (FEW_SEQUENCES, tokens - 1)
         if tokens <= options.token_budget
     }
     return [Bucket(size, size) for size in decode] + sorted(mixed, key=lambda bucket: (bucket.tokens, bucket))
+
+
+def flops_per_token(config: ModelConfig) -> float:
+    """Of the layers' products."""
+    attention = 2 * config.query_dim + 2 * config.kv_dim
+    return 2.0 * config.num_layers * config.hidden_size * (attention + 3 * config.intermediate_size)
 
 
 def fitting(choices: list[Bucket], sequences: int, tokens: int) -> Bucket | None:
@@ -50,14 +65,14 @@ def fitting(choices: list[Bucket], sequences: int, tokens: int) -> Bucket | None
 
 
 class Graphs:
-    """`layers` of the model tell the size of a graph; at most about `budget` bytes are used for all."""
+    """At most about `budget` bytes are used. `options` are resolved."""
 
-    def __init__(self, options: EngineOptions, layers: int, budget: int) -> None:
-        self.choices = buckets(options) if options.device == "cuda" else []
+    def __init__(self, config: ModelConfig, options: EngineOptions, budget: int) -> None:
+        self.choices = buckets(config, options) if options.device == "cuda" else []
         self.bytes = 0
         self.replays = 0
         self._missing = self.choices[::-1] if options.cuda_graphs else []
-        self._driver_bytes = layers * DRIVER_BYTES_PER_LAYER
+        self._driver_bytes = config.num_layers * DRIVER_BYTES_PER_LAYER
         self._budget = budget
         self._captured: dict[Bucket, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._pool: Any = None
@@ -87,17 +102,17 @@ class Graphs:
         before = torch.cuda.memory_reserved()
         try:
             self._captured[bucket] = self._record(bucket, compute)
-        except torch.AcceleratorError:
-            raise
         except Exception:
-            log.exception("no graph for steps of %d sequences and %d tokens", *bucket)
+            # Steps go on one launch at a time. (Should the device be broken, the next one says so.)
+            log.exception("no more graphs: capturing %d sequences and %d tokens failed", *bucket)
+            self._missing = []
         self.bytes += torch.cuda.memory_reserved() - before + self._driver_bytes
 
     def _record(self, bucket: Bucket, compute: Compute) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph, main, side = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), capture_stream()
         side.wait_stream(main)
-        with torch.cuda.stream(side):
+        with torch.cuda.stream(side), uncollected():
             # Not torch.cuda.graph(): it waits for the device and collects garbage, while a step is in flight here.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
@@ -108,11 +123,16 @@ class Graphs:
         return graph, tokens
 
 
-def graph_bytes(options: EngineOptions, layers: int, activation_bytes: Callable[[int, int], int]) -> int:
-    """To be kept free for graphs: the activations of the largest bucket, and the driver's share of each."""
-    choices = buckets(options) if options.cuda_graphs else []
-    largest = max((activation_bytes(bucket.tokens, bucket.sequences) for bucket in choices), default=0)
-    return largest + len(choices) * layers * DRIVER_BYTES_PER_LAYER
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Keeps the garbage collector out: destroying an old graph while another is captured breaks the capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @cache

@@ -22,8 +22,10 @@ def forward(
         hidden = ops.linear(ops.silu_mul(ops.linear(hidden, layer.gate_up)), layer.down)
         if index < len(next_norms):
             hidden, residual = ops.add_rms_norm(hidden, residual, next_norms[index], config.rms_norm_eps)
-    last, residual = hidden[batch.last], residual[batch.last]
-    return ops.add_rms_norm(last, residual, weights.norm, config.rms_norm_eps)[0]
+    if batch.last.numel() < batch.ids.numel():
+        hidden, residual = hidden[batch.last], residual[batch.last]
+    # Otherwise it is a decode step: row i is sequence i's only token.
+    return ops.add_rms_norm(hidden, residual, weights.norm, config.rms_norm_eps)[0]
 
 
 def attention(

@@ -131,8 +131,7 @@ class Models:
             self._send_deltas(model, [Delta(frame["id"], [], "error", message)])
 
     def _send_deltas(self, model: str, deltas: Sequence[Delta]) -> None:
-        items = [[d.request_id, d.tokens, d.finish_reason, d.error, d.prompt_tokens, d.cached_tokens] for d in deltas]
-        self._send({"t": "deltas", "model": model, "items": items})
+        self._send({"t": "deltas", "model": model, "items": [list(delta) for delta in deltas]})
 
     def _stats(self) -> dict[str, Any]:
         return {

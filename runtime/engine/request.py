@@ -4,7 +4,7 @@ import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -42,8 +42,7 @@ class GenerationRequest:
     cache_salt: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """New tokens of one request. `cached_tokens` of the `prompt_tokens` came from the prefix cache."""
 
     request_id: str

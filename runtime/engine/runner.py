@@ -59,7 +59,7 @@ class Runner:
         largest = Bucket(options.max_seqs, options.token_budget)
         rows, width = rows_for(options.max_seqs), blocks_for(options.max_model_len)
         self.table = Table(rows, width, largest, options.device)
-        self.graphs = Graphs(options, config.num_layers, graph_reserve(config, options))
+        self.graphs = Graphs(config, options, graph_reserve(config, options))
         self.may_capture = False
         self._on_gpu = options.device == "cuda"
         self._results = [torch.zeros(options.max_seqs, dtype=torch.int64, pin_memory=self._on_gpu) for _ in range(2)]

@@ -73,9 +73,10 @@ class Scheduler:
 
     def schedule(self) -> list[Work]:
         """The next step; every one is to be committed, in order. Empty while it depends on the one in flight."""
-        if self._in_flight and self._lacks_room():
+        growing = [sequence for sequence in self.running if sequence.missing_blocks]
+        if self._in_flight and sum(sequence.missing_blocks for sequence in growing) > self.pool.available():
             return []
-        crowded = self._make_room()
+        crowded = self._make_room(growing)
         work: list[Work] = []
         budget = self._token_budget
         for sequence in sorted(self.running, key=lambda s: s.remaining > 1):
@@ -131,13 +132,10 @@ class Scheduler:
             sequence.in_flight += 1
         return count
 
-    def _lacks_room(self) -> bool:
-        return sum(sequence.missing_blocks for sequence in self.running) > self.pool.available()
-
-    def _make_room(self) -> bool:
-        """Gives every running sequence the block its next token needs; True when that took preemption."""
+    def _make_room(self, growing: list[Sequence]) -> bool:
+        """Gives running sequences the block their next token needs; True when that took preemption."""
         before = self.preemptions
-        for sequence in [s for s in self.running if s.missing_blocks]:
+        for sequence in growing:
             while sequence in self.running and sequence.missing_blocks > self.pool.available():
                 self._preempt(self.running[-1])
             if sequence in self.running:

@@ -1,13 +1,12 @@
 """How many KV blocks a model gets, and a clear refusal when they can't hold one sequence of the longest length."""
 
 from dataclasses import dataclass
-from functools import partial
 
 import psutil
 import torch
 
 from stoker.runtime.engine.config import ModelConfig
-from stoker.runtime.engine.graphs import graph_bytes
+from stoker.runtime.engine.graphs import DRIVER_BYTES_PER_LAYER, POOL_BYTES, buckets
 from stoker.runtime.engine.options import EngineOptions
 from stoker.runtime.engine.prefix import BLOCK_TOKENS
 from stoker.runtime.engine.sequence import blocks_for
@@ -59,8 +58,13 @@ def activation_bytes(config: ModelConfig, options: EngineOptions, tokens: int, s
 
 
 def graph_reserve(config: ModelConfig, options: EngineOptions) -> int:
-    """Kept free for CUDA graphs, which are captured later."""
-    return graph_bytes(options, config.num_layers, partial(activation_bytes, config, options))
+    """Kept free for CUDA graphs, which are captured later: the activations of the largest, and the driver's share of
+    each."""
+    choices = buckets(config, options) if options.cuda_graphs else []
+    if not choices:
+        return 0
+    largest = max(activation_bytes(config, options, bucket.tokens, bucket.sequences) for bucket in choices)
+    return largest + len(choices) * config.num_layers * DRIVER_BYTES_PER_LAYER + POOL_BYTES
 
 
 def require_one_sequence(options: EngineOptions, blocks: int, size: int) -> None:

@@ -1,5 +1,6 @@
 """The engine on a GPU against itself on the CPU, on a small random model of Llama's head shape."""
 
+import gc
 import json
 import math
 import random
@@ -298,6 +299,7 @@ def test_a_failed_load_gives_the_memory_back(tmp_path: Path) -> None:
     models = Models(frames.append, ring)
     options = {"device": "cuda", "num_blocks": 1}
     documents = {"config.json": store.read("config.json")}
+    gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     models.handle({"t": "load", "model": "m", "manifest": manifest.pack(), "documents": documents, "options": options})
