@@ -7,6 +7,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from stoker.queue.connection import CLASSES
+from stoker.queue.pipeline import PipelinedRedis
 
 SOCKET_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 5.0
@@ -38,7 +39,7 @@ def connect(url: str, *, socket_timeout_s: float = SOCKET_TIMEOUT_S, max_connect
         **({} if scheme == "unix" else {"socket_keepalive": True}),
     )
     pool.connection_class = CLASSES[scheme]
-    return Redis.from_pool(pool)
+    return PipelinedRedis.from_pool(pool)
 
 
 async def check_server(client: Redis) -> None:

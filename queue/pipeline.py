@@ -1,0 +1,168 @@
+"""A Redis client whose short commands share one connection: those of one event-loop tick leave in one write.
+
+redis-py keeps what it is good at: it parses URLs, opens the connection (TLS, AUTH, SELECT), and runs what may block or
+changes a connection's state on connections of its own. A cluster's redirects are the business of its RedisCluster.
+"""
+
+import asyncio
+from collections import deque
+from typing import Any
+
+import hiredis
+from redis._parsers.base import BaseParser
+from redis.asyncio import Redis
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import InvalidResponse, ReadOnlyError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+SHARED = frozenset(
+    ("DEL", "EVAL", "EVALSHA", "GET", "HDEL", "HGET", "HGETALL", "HSET", "MGET", "PING", "PUBLISH", "SADD", "SET")
+    + ("SMEMBERS", "SREM", "XRANGE")
+)
+NOTHING_YET = object()
+NEVER_S = 86_400.0
+
+
+class Line(asyncio.Protocol):
+    """One open connection: commands in order, replies in order.
+
+    A reply that is `timeout_s` late ends the line, and every call on it raises. Nothing is ever sent twice.
+    """
+
+    def __init__(self, connection: AbstractConnection, timeout_s: float) -> None:
+        self.usable = True
+        self._timeout_s = timeout_s
+        self._reader = hiredis.Reader(
+            protocolError=InvalidResponse, replyError=BaseParser.parse_error, notEnoughData=NOTHING_YET
+        )
+        self._outgoing: list[bytes] = []
+        self._paused = False
+        self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()
+        self._watch: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._lost = self._loop.create_future()
+        # A StreamWriter that is collected closes its transport.
+        self._writer, connection._writer, connection._reader = connection._writer, None, None
+        assert self._writer is not None
+        self._transport: asyncio.Transport = self._writer.transport  # type: ignore[assignment]
+        self._transport.set_protocol(self)
+
+    def send(self, command: bytes) -> asyncio.Future[Any]:
+        """The reply, later. Cancelling it leaves the line as it is."""
+        reply: asyncio.Future[Any] = self._loop.create_future()
+        now = self._loop.time()
+        if not self._waiting and self._watch is None:
+            self._watch = self._loop.call_at(now + self._timeout_s, self._check)
+        self._waiting.append((reply, now))
+        if not self._outgoing:
+            self._loop.call_soon(self._flush)
+        self._outgoing.append(command)
+        return reply
+
+    async def close(self) -> None:
+        self._end(RedisConnectionError("the client was closed"))
+        await self._lost
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._reader.feed(data)
+            while (reply := self._reader.gets()) is not NOTHING_YET:
+                self._settle(reply)
+        except InvalidResponse as error:
+            self._end(error)
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(RedisConnectionError(f"connection to the server lost: {exc}" if exc else "the server hung up"))
+        if not self._lost.done():
+            self._lost.set_result(None)
+
+    def _flush(self) -> None:
+        if self._outgoing and not self._paused and not self._transport.is_closing():
+            commands, self._outgoing = self._outgoing, []
+            self._transport.write(b"".join(commands))
+
+    def _settle(self, reply: Any) -> None:
+        if not self._waiting:
+            raise InvalidResponse(f"a reply without a command: {reply!r}")
+        future, _ = self._waiting.popleft()
+        if isinstance(reply, ReadOnlyError):
+            # A demoted primary: the next call connects anew, and finds the new one.
+            self.usable = False
+        if future.done():
+            return
+        if isinstance(reply, Exception):
+            future.set_exception(reply)
+        else:
+            future.set_result(reply)
+
+    def _check(self) -> None:
+        self._watch = None
+        if not self._waiting:
+            return
+        due = self._waiting[0][1] + self._timeout_s
+        if due <= self._loop.time():
+            self._end(RedisTimeoutError("Timeout reading from socket"))
+        else:
+            self._watch = self._loop.call_at(due, self._check)
+
+    def _end(self, error: Exception) -> None:
+        self.usable = False
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        self._transport.abort()
+        waiting, self._waiting = self._waiting, deque()
+        for future, _ in waiting:
+            if not future.done():
+                future.set_exception(error)
+
+
+class PipelinedRedis(Redis):
+    """redis-py's client, with the SHARED commands on a line. Its pool must not decode replies."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._line: Line | None = None
+        self._opening = asyncio.Lock()
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        name = args[0]
+        if name not in SHARED:
+            return await super().execute_command(*args, **options)
+        command = hiredis.pack_command(args)
+        line = self._line
+        if line is None or not line.usable:
+            line = await self._open()
+        reply = await line.send(command)
+        callback = self.response_callbacks.get(name)
+        options.pop("keys", None)
+        return callback(reply, **options) if callback else reply
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        line, self._line = self._line, None
+        if line is not None:
+            await line.close()
+        await super().aclose(close_connection_pool)
+
+    async def _open(self) -> Line:
+        async with self._opening:
+            if self._line is not None:
+                if self._line.usable:
+                    return self._line
+                await self._line.close()
+            connection = self.connection_pool.make_connection()
+            try:
+                await connection.connect()
+                self._line = Line(connection, connection.socket_timeout or NEVER_S)
+            except BaseException:
+                await connection.disconnect(nowait=True)
+                raise
+            return self._line
