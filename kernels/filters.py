@@ -11,7 +11,7 @@ import triton.language as tl
 
 from stoker.kernels import philox
 from stoker.kernels.launch import cdiv, jit, power_of_two
-from stoker.kernels.sampling_math import better, gumbel, philox_words, sort_key
+from stoker.kernels.sampling_math import better, exponential, philox_words, sort_key
 
 STRIDE = tl.constexpr(philox.STRIDE)
 CHUNK = tl.constexpr(4 * philox.STRIDE)
@@ -34,7 +34,7 @@ def draw(
     chunks = cdiv(vocab, CHUNK.value)
     lists = torch.empty((rows, chunks, LIST), dtype=torch.int16, device=logits.device)
     counts = torch.empty((rows, chunks), dtype=torch.int32, device=logits.device)
-    _collect[(rows, chunks)](logits, limits, lists, counts, logits.stride(0), vocab, LIST, num_warps=4)
+    _collect[(rows, chunks)](logits, limits, lists, counts, logits.stride(0), vocab, LIST, num_warps=8)
     _draw[(rows,)](
         logits, *params, limits, summary, lists, counts, tokens, logits.stride(0),
         vocab, chunks, power_of_two(chunks), LIST, max(TILE, power_of_two(chunks)), digits, num_warps=16,
@@ -88,7 +88,7 @@ def _draw(
         )
         least = peak + temperature * tl.log(min_p)
         seed, position = tl.load(seed_ptr + row), tl.load(position_ptr + row)
-        token = _gumbel_max(where, floor, least, 1 / temperature, seed, position, VOCAB, CHUNKS_BLOCK, LIST, TILE)
+        token = _gumbel_max(where, floor, least, peak, 1 / temperature, seed, position, VOCAB, CHUNKS_BLOCK, LIST, TILE)
         tl.store(tokens_ptr + row, token.to(tl.int64))
 
 
@@ -174,11 +174,11 @@ def _masses(
 
 @jit
 def _gumbel_max(
-    where, floor, least, rate, seed, position, VOCAB: tl.constexpr, CHUNKS_BLOCK: tl.constexpr, LIST: tl.constexpr,
-    TILE: tl.constexpr,
+    where, floor, least, peak, rate, seed, position, VOCAB: tl.constexpr, CHUNKS_BLOCK: tl.constexpr,
+    LIST: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The winner among the tokens whose sort key reaches `floor` and whose logit reaches `least`."""
-    best = tl.full([TILE], float("-inf"), tl.float32)
+    best = tl.full([TILE], float("inf"), tl.float32)
     winner = tl.full([TILE], VOCAB, tl.int32)
     for base in range(0, where[3], TILE // CHUNKS_BLOCK):
         token, logits, key = _listed(where, base, VOCAB, CHUNKS_BLOCK, LIST, TILE)
@@ -187,9 +187,10 @@ def _gumbel_max(
         )
         lane = token // STRIDE % 4
         word = tl.where(lane < 2, tl.where(lane == 0, word0, word1), tl.where(lane == 2, word2, word3))
-        score = tl.where((key >= floor) & (logits >= least), logits * rate + gumbel(word), float("-inf"))
-        ahead = (score > best) | ((score == best) & (token < winner))
-        best = tl.where(ahead, score, best)
+        cost = exponential(word) * tl.exp((peak - logits) * rate)
+        cost = tl.where((key >= floor) & (logits >= least), cost, float("inf"))
+        ahead = (cost < best) | ((cost == best) & (token < winner))
+        best = tl.where(ahead, cost, best)
         winner = tl.where(ahead, token, winner)
-    _, token = better(best, winner)
+    _, token = better(-best, winner)
     return token

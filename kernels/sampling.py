@@ -11,7 +11,7 @@ import triton.language as tl
 
 from stoker.kernels import filters, philox, reference
 from stoker.kernels.launch import cdiv, jit, power_of_two
-from stoker.kernels.sampling_math import better, gumbel, philox_words, sort_key
+from stoker.kernels.sampling_math import better, exponential, philox_words, sort_key
 
 STRIDE = tl.constexpr(philox.STRIDE)
 CHUNK = 4 * philox.STRIDE
@@ -60,59 +60,72 @@ def _scan(
     """One program: 4 * STRIDE neighbouring tokens of a row; their best score, or what the filters need."""
     row = tl.program_id(0)
     chunk = tl.program_id(1)
+    logits_chunk = logits_ptr + row.to(tl.int64) * stride + chunk * 4 * STRIDE
+    logits, peak, high = _loaded(logits_chunk, chunk, VOCAB)
     temperature = tl.load(temperature_ptr + row)
     drawn = temperature >= GREEDY_BELOW
     filtered = drawn & _has_filter(row, top_k_ptr, top_p_ptr, min_p_ptr, VOCAB)
-    logits_chunk = logits_ptr + row.to(tl.int64) * stride + chunk * 4 * STRIDE
     cell = row * tl.num_programs(1) + chunk
-    noisy = drawn & (filtered == 0)
-    high, best, winner = _best(logits_chunk, chunk, temperature, seed_ptr + row, position_ptr + row, noisy, VOCAB)
-    peak = tl.max(high)
     tl.store(peaks_ptr + cell, peak)
+    # -inf - -inf has no place below: a chunk of forbidden tokens is measured from 0.
+    base = tl.where(peak == float("-inf"), 0.0, peak)
     if filtered:
         group = tl.arange(0, GROUPS)
         tl.store(tops_ptr + cell * GROUPS + group, tl.max(tl.reshape(high, [GROUPS, STRIDE // GROUPS]), 1))
-        tl.store(masses_ptr + cell, _mass(logits_chunk, chunk, peak, 1 / temperature, VOCAB))
+        tl.store(masses_ptr + cell, _mass(logits, base, 1 / temperature))
     else:
-        top, token = better(best, winner)
-        tl.store(scores_ptr + cell, top)
+        cost, token = _cheapest(logits, base, chunk, temperature, seed_ptr + row, position_ptr + row, drawn, VOCAB)
+        score = peak
+        if drawn:
+            score = base / temperature - tl.log(cost)
+        tl.store(scores_ptr + cell, score)
         tl.store(winners_ptr + cell, token)
 
 
 @jit
-def _best(logits_chunk, chunk, temperature, seed_ptr, position_ptr, noisy, VOCAB: tl.constexpr):
-    """For each of STRIDE residues: the highest logit (NaN counts as infinite), the best score and that one's token."""
-    lane_token = tl.arange(0, STRIDE)
-    counter = (lane_token + chunk * STRIDE).to(tl.uint32)
-    words = (counter, counter, counter, counter)
-    if noisy:
-        words = philox_words(tl.load(seed_ptr), tl.load(position_ptr), counter)
-    rate = 1 / temperature
+def _loaded(logits_chunk, chunk, VOCAB: tl.constexpr):
+    """The chunk's logits as four vectors, their peak, and their elementwise maximum (NaN counts as infinite)."""
+    logits = ()
     high = tl.full([STRIDE], float("-inf"), tl.float32)
-    best = tl.full([STRIDE], float("-inf"), tl.float32)
-    winner = tl.full([STRIDE], VOCAB, tl.int32)
     for lane in tl.static_range(4):  # pyright: ignore[reportGeneralTypeIssues]
-        offset = lane_token + lane * STRIDE
-        token = chunk * 4 * STRIDE + offset
-        logits = tl.load(logits_chunk + offset, mask=token < VOCAB, other=float("-inf")).to(tl.float32)
+        offset = tl.arange(0, STRIDE) + lane * STRIDE
+        inside = chunk * 4 * STRIDE + offset < VOCAB
+        logits = logits + (tl.load(logits_chunk + offset, mask=inside, other=float("-inf")).to(tl.float32),)
+    for lane in tl.static_range(4):  # pyright: ignore[reportGeneralTypeIssues]
         # NaN anywhere makes the peak infinite, which rejects the row.
-        high = tl.maximum(high, tl.where(logits != logits, float("inf"), logits))
-        score = logits
-        if noisy:
-            score = logits * rate + gumbel(words[lane])
-        ahead = score > best
-        best = tl.where(ahead, score, best)
-        winner = tl.where(ahead, token, winner)
-    return high, best, winner
+        high = tl.maximum(high, tl.where(logits[lane] != logits[lane], float("inf"), logits[lane]))
+    return logits, tl.max(high), high
 
 
 @jit
-def _mass(logits_chunk, chunk, peak, rate, VOCAB: tl.constexpr):
-    """Sum of the chunk's tempered weights, relative to its peak."""
-    offset = tl.arange(0, 4 * STRIDE)
-    inside = chunk * 4 * STRIDE + offset < VOCAB
-    logits = tl.load(logits_chunk + offset, mask=inside, other=float("-inf")).to(tl.float32)
-    return tl.sum(tl.exp((logits - tl.where(peak == float("-inf"), 0.0, peak)) * rate))
+def _mass(logits, base, rate):
+    """Sum of the chunk's tempered weights, relative to the one of `base`."""
+    mass = tl.zeros([STRIDE], tl.float32)
+    for lane in tl.static_range(4):  # pyright: ignore[reportGeneralTypeIssues]
+        mass += tl.exp((logits[lane] - base) * rate)
+    return tl.sum(mass)
+
+
+@jit
+def _cheapest(logits, base, chunk, temperature, seed_ptr, position_ptr, drawn, VOCAB: tl.constexpr):
+    """The least distance from `base`, or for drawn rows exponential noise over weight, and its lowest token."""
+    place = tl.arange(0, STRIDE)
+    counter = (place + chunk * STRIDE).to(tl.uint32)
+    words = (counter, counter, counter, counter)
+    if drawn:
+        words = philox_words(tl.load(seed_ptr), tl.load(position_ptr), counter)
+    rate = 1 / temperature
+    best = tl.full([STRIDE], float("inf"), tl.float32)
+    winner = tl.full([STRIDE], VOCAB, tl.int32)
+    for lane in tl.static_range(4):  # pyright: ignore[reportGeneralTypeIssues]
+        cost = base - logits[lane]
+        if drawn:
+            cost = exponential(words[lane]) * tl.exp(cost * rate)
+        ahead = cost < best
+        best = tl.where(ahead, cost, best)
+        winner = tl.where(ahead, chunk * 4 * STRIDE + lane * STRIDE + place, winner)
+    score, token = better(-best, winner)
+    return -score, token
 
 
 @jit(do_not_specialize_on_alignment=UNALIGNED)
