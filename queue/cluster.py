@@ -19,11 +19,13 @@ LEADER = "stoker:leader"
 LEADER_FENCE = "stoker:leader:fence"
 BELL = "stoker:controller:bell"
 HOST_PREFIX = "stoker:host:"
+FAILING = "stoker:failing"
 HOSTS = "stoker:hosts"
 HOSTS_WANTED = "stoker:hosts:wanted"
 
 PERMANENT = {FUNCTIONS, HOSTS, WANTED, LEADER_FENCE, HOSTS_WANTED}
 HOST_TTL_MS = 3_000
+FAILING_TTL_MS = 120_000
 RECONNECT_S = 0.2
 
 ACQUIRE = """
@@ -63,6 +65,16 @@ class Cluster:
 
     async def put_function(self, name: str, spec: dict[str, Any]) -> None:
         await self._redis.hset(FUNCTIONS, name, pack(spec))  # type: ignore[misc]
+        await self.ring()
+
+    async def replace_functions(self, put: dict[str, dict[str, Any]], delete: list[str]) -> None:
+        """All of it in one step."""
+        async with self._redis.pipeline(transaction=True) as pipe:
+            for name, spec in put.items():
+                pipe.hset(FUNCTIONS, name, pack(spec))
+            if delete:
+                pipe.hdel(FUNCTIONS, *delete)
+            await pipe.execute()
         await self.ring()
 
     async def delete_function(self, name: str) -> bool:
@@ -106,6 +118,14 @@ class Cluster:
     async def write_wanted(self, leader: str, wanted: dict[str, Any]) -> bool:
         """False, and nothing written, when `leader` no longer holds the lease."""
         return bool(await self._redis.eval(WRITE_WANTED, 2, LEADER, WANTED, leader, pack(wanted)))  # type: ignore[misc]
+
+    async def report_failing(self, failing: dict[str, Any]) -> None:
+        """Functions whose workers keep failing to start, and when they are tried again; forgotten after a while."""
+        await self._redis.set(FAILING, pack(failing), px=FAILING_TTL_MS)
+
+    async def failing(self) -> dict[str, Any]:
+        data: Any = await self._redis.get(FAILING)
+        return unpack(data) if data else {}
 
     async def acquire_leadership(self, candidate: str, ttl_ms: int) -> int:
         """The fence (a positive number that rises with each new leader), or 0 when someone else leads. Also renews."""
@@ -152,7 +172,8 @@ class Signal:
 
     async def wait(self, timeout_s: float) -> bool:
         try:
-            await asyncio.wait_for(self._rung.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._rung.wait()
         except TimeoutError:
             return False
         self._rung.clear()

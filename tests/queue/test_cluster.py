@@ -1,9 +1,13 @@
 import asyncio
+from pathlib import Path
 
+import redis
 from redis.asyncio import Redis
 
 from stoker.queue import cluster
-from stoker.queue.cluster import Cluster
+from stoker.queue.client import connect
+from stoker.queue.cluster import Cluster, Signal
+from stoker.queue.embedded import EmbeddedValkey
 
 
 async def test_functions_are_kept_by_name(client: Redis) -> None:
@@ -16,6 +20,30 @@ async def test_functions_are_kept_by_name(client: Redis) -> None:
     assert list(await subject.functions()) == ["f", "g"]
     assert await subject.delete_function("f") and not await subject.delete_function("f")
     assert list(await subject.functions()) == ["g"]
+
+
+async def test_functions_are_replaced_in_one_step(client: Redis) -> None:
+    subject = Cluster(client)
+    await subject.replace_functions({"f": {"version": "1"}, "g": {}}, [])
+    await subject.replace_functions({"f": {"version": "2"}, "h": {}}, ["g"])
+    assert await subject.functions() == {"f": {"version": "2"}, "h": {}}
+
+
+async def test_failing_functions_are_forgotten_after_a_while(client: Redis) -> None:
+    subject = Cluster(client)
+    assert await subject.failing() == {}
+    await subject.report_failing({"f": {"error": "no GPU"}})
+    assert await subject.failing() == {"f": {"error": "no GPU"}}
+    assert 0 < await client.pttl(cluster.FAILING) <= cluster.FAILING_TTL_MS
+
+
+async def test_silent_hosts_are_forgotten(client: Redis) -> None:
+    subject = Cluster(client)
+    for host in ("h1", "h2"):
+        await subject.report_host(host, {})
+    await client.delete(cluster.HOST_PREFIX + "h1")
+    assert list(await subject.hosts()) == ["h2"]
+    assert await client.smembers(cluster.HOSTS) == {b"h2"}  # type: ignore[misc]
 
 
 async def test_host_reports_expire(client: Redis) -> None:
@@ -72,3 +100,30 @@ async def test_changes_ring_the_controller(client: Redis) -> None:
             await change
             message = await bell.get_message(timeout=1)
             assert message is not None and message["type"] == "message"
+
+
+async def test_a_signal_wakes_on_a_message_and_after_a_reconnect(
+    client: Redis, server_url: str, raw: redis.Redis
+) -> None:
+    signal = Signal(server_url, connect, cluster.BELL)
+    await signal.start()
+    assert await signal.wait(5)
+    assert not await signal.wait(0.02)
+    await Cluster(client).ring()
+    assert await signal.wait(5)
+    raw.client_kill_filter(_type="pubsub")
+    assert await signal.wait(5)
+    signal.ring()
+    assert await signal.wait(0)
+    await signal.close()
+
+
+async def test_a_signal_starts_before_the_server(tmp_path: Path) -> None:
+    server = EmbeddedValkey(tmp_path)
+    signal = Signal(server.url, connect, cluster.WANTED)
+    await signal.start()
+    assert not await signal.wait(0.05)
+    server.start()
+    assert await signal.wait(5)
+    await signal.close()
+    server.stop()

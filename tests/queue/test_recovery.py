@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 from queue_oracle import Oracle
+
 from stoker.queue import keys
 from stoker.queue.broker import Broker
 from stoker.queue.client import connect

@@ -350,7 +350,7 @@ def test_the_queue_is_the_model(server_url: str) -> None:
         run_state_machine_as_test(
             QueueMachine,
             settings=settings(
-                max_examples=25,
+                max_examples=12,
                 stateful_step_count=50,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),
