@@ -23,41 +23,58 @@ class EventStream(Response):
         self._frames = frames
         self._silence = silence
         self._interval_s = interval_s
-        self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A failure after the first frame or comment becomes an error event, the last."""
+        outlet = Outlet(send, self)
+        comments = asyncio.create_task(self._comment(outlet))
+        last = b""
         try:
-            async with aclosing(self._pieces(scope[REQUEST_ID])) as pieces:
-                async for piece in pieces:
-                    await self._start(send)
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-        finally:
-            await self._frames.aclose()
-        await self._start(send)
-        await send({"type": "http.response.body", "body": b""})
-
-    async def _start(self, send: Send) -> None:
-        if not self._started:
-            self._started = True
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-
-    async def _pieces(self, request_id: str) -> AsyncGenerator[bytes, None]:
-        """Frames and, between them, comments. A failure after the first of either becomes an error event, the last."""
-        coming = asyncio.ensure_future(anext(self._frames))
-        try:
-            while True:
-                await asyncio.wait((coming,), timeout=self._interval_s)
-                if not coming.done():
-                    yield sse.comment(await self._silence())
-                    continue
-                yield coming.result()
-                coming = asyncio.ensure_future(anext(self._frames))
-        except (StopAsyncIteration, ClientGone):
-            return
+            async with aclosing(self._frames) as frames:
+                async for frame in frames:
+                    await outlet.send(frame)
+        except ClientGone:
+            pass
         except Exception as error:
-            if not self._started:
+            if not outlet.started:
                 raise
-            yield sse.event(as_api_error(error, request_id).body(), name="error")
+            last = sse.event(as_api_error(error, scope[REQUEST_ID]).body(), name="error")
         finally:
-            coming.cancel()
-            await asyncio.gather(coming, return_exceptions=True)
+            comments.cancel()
+            await asyncio.gather(comments, return_exceptions=True)
+        await outlet.send(last, more=False)
+
+    async def _comment(self, outlet: "Outlet") -> None:
+        """Sleeps for as long as the stream may stay silent, so that a frame costs it nothing."""
+        while True:
+            quiet_s = outlet.quiet_s()
+            if quiet_s < self._interval_s:
+                await asyncio.sleep(self._interval_s - quiet_s)
+                continue
+            comment = sse.comment(await self._silence())
+            if outlet.quiet_s() >= self._interval_s:
+                await outlet.send(comment)
+
+
+class Outlet:
+    """Sends pieces of one answer, one after another, its head before the first."""
+
+    def __init__(self, send: Send, head: Response) -> None:
+        self.started = False
+        self._send = send
+        self._head = head
+        self._clock = asyncio.get_running_loop().time
+        self._sent_at = self._clock()
+        self._turn = asyncio.Lock()
+
+    def quiet_s(self) -> float:
+        return self._clock() - self._sent_at
+
+    async def send(self, piece: bytes, *, more: bool = True) -> None:
+        async with self._turn:
+            self._sent_at = self._clock()
+            if not self.started:
+                self.started = True
+                head = {"status": self._head.status_code, "headers": self._head.raw_headers}
+                await self._send({"type": "http.response.start", **head})
+            await self._send({"type": "http.response.body", "body": piece, "more_body": more})
