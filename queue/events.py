@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
 
@@ -31,13 +31,14 @@ log = logging.getLogger(__name__)
 class Subscription:
     """The events of one job, in order, without duplicates or gaps; iteration ends behind the "end" event.
 
-    A reader that is slow doesn't fill the memory: beyond MOST_WAITING events the rest waits in the job's stream.
+    It has one reader. One that is slow doesn't fill the memory: beyond MOST_WAITING events the rest waits in the job's stream.
     """
 
     def __init__(self, bus: "EventBus", job_id: str, after: str) -> None:
         self.feed = Feed(job_id, after)
         self._bus = bus
-        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._events: deque[Event | None] = deque()
+        self._arrival: asyncio.Future[None] | None = None
         self._behind = False
         self._finished = False
 
@@ -47,11 +48,14 @@ class Subscription:
     async def __anext__(self) -> Event:
         if self._finished:
             raise StopAsyncIteration
-        event = await self._events.get()
+        while not self._events:
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
+        event = self._events.popleft()
         if event is None:
             self._finished = True
             raise StopAsyncIteration
-        if self._behind and self._events.empty():
+        if self._behind and not self._events:
             self._behind = False
             self._bus.read(self.feed.job_id)
         self._finished = event.kind == "end"
@@ -68,15 +72,16 @@ class Subscription:
     async def close(self) -> None:
         """Ends the iteration of whoever still waits."""
         self._bus.forget(self)
-        self._events.put_nowait(None)
+        self.deliver((None,))
 
     def has_room(self) -> bool:
-        self._behind = self._behind or self._events.qsize() >= MOST_WAITING
+        self._behind = self._behind or len(self._events) >= MOST_WAITING
         return not self._behind
 
-    def deliver(self, events: Iterable[Event]) -> None:
-        for event in events:
-            self._events.put_nowait(event)
+    def deliver(self, events: Iterable[Event | None]) -> None:
+        self._events.extend(events)
+        if self._events and self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
 
 
 class EventBus:
@@ -110,7 +115,11 @@ class EventBus:
             await subscription.close()
 
     def watch(self, job_id: str, after: str = "0") -> Subscription:
-        """Before the job is enqueued; for one that exists, call `Broker.listen` afterwards."""
+        """Before the job is enqueued; for one that exists, call `Broker.listen` afterwards.
+
+        Raises ValueError when `job_id` or `after` (a stream id) is none.
+        """
+        function_of(job_id)
         subscription = Subscription(self, job_id, after)
         self._watched.setdefault(job_id, []).append(subscription)
         return subscription

@@ -124,6 +124,8 @@ class NewJob:
             raise ValueError(f"job id {self.id!r} belongs to another function than {self.function!r}")
         if self.priority not in PRIORITIES:
             raise ValueError(f"priority must be 0, 1 or 2, not {self.priority}")
+        if "," in self.gateway:
+            raise ValueError(f"a gateway id has no comma: {self.gateway!r}")
         if self.max_attempts < 1 or self.retention_ms < 1:
             raise ValueError("max_attempts and retention_ms must be at least 1")
         if not 0 <= self.cost < float("inf"):

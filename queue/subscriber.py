@@ -112,7 +112,11 @@ class Subscriber:
             await self._pubsub.ping()
 
     def _deliver(self, message: dict[str, Any]) -> None:
-        if message["type"] == "message":
-            self._on_message(message["channel"].decode(), message["data"])
-        elif message["type"] == "subscribe":
-            self._on_ready(message["channel"].decode())
+        """A message that can't be handled must not end the subscription for all others."""
+        try:
+            if message["type"] == "message":
+                self._on_message(message["channel"].decode(), message["data"])
+            elif message["type"] == "subscribe":
+                self._on_ready(message["channel"].decode())
+        except Exception:
+            log.exception("a message on %r was not understood", message["channel"])

@@ -258,7 +258,7 @@ async def test_a_slow_reader_does_not_fill_the_memory(
         await emit(broker, claim, b"%d" % i, first=i)
     await finish(broker, claim)
     await asyncio.sleep(0.05)
-    assert subscription._events.qsize() <= 18
+    assert len(subscription._events) <= 18
     assert data(await collect(subscription)) == [b"%d" % i for i in range(1, 201)]
 
 
@@ -282,6 +282,25 @@ async def test_closing_ends_whoever_waits(make_bus: MakeBus, job) -> None:
     await first.close()
     await bus.close()
     assert await asyncio.gather(*waiting) == [[], []]
+
+
+async def test_only_ids_can_be_watched(make_bus: MakeBus, job) -> None:
+    bus = await make_bus()
+    for job_id, after in [("f", "0"), (job().id, "yesterday")]:
+        with pytest.raises(ValueError):
+            bus.watch(job_id, after)
+
+
+async def test_a_message_from_elsewhere_does_no_harm(
+    make_bus: MakeBus, broker: Broker, raw: redis.Redis, job, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus = await make_bus()
+    new = job(stream=True)
+    subscription = bus.watch(new.id)
+    raw.publish(keys.gateway_channel("gw"), b"no msgpack")
+    await finish(broker, await run_job(broker, new))
+    assert [event.kind for event in await collect(subscription)] == ["end"]
+    assert "not understood" in caplog.text
 
 
 async def test_starting_without_a_server_is_an_error(broker: Broker, tmp_path) -> None:

@@ -51,6 +51,7 @@ def test_what_is_no_job_id(text: str) -> None:
     [
         {"id": new_job_id("g")},
         {"priority": 3},
+        {"gateway": "a,b"},
         {"max_attempts": 0},
         {"retention_ms": 0},
         {"cost": -1.0},

@@ -2,10 +2,13 @@ import re
 from pathlib import Path
 
 import pytest
+from queue_oracle import Oracle
 from redis.asyncio import Redis
+from redis.exceptions import OutOfMemoryError
 
 import stoker.queue.broker
 from stoker.queue.broker import Broker
+from stoker.queue.records import Completion, Emission, Failure, JobState, Settled
 from stoker.queue.scripts import Scripts, script
 
 FOLDER = Path(stoker.queue.broker.__file__).parent
@@ -49,3 +52,27 @@ async def test_a_server_without_the_script_gets_it(broker: Broker, client: Redis
     await client.script_flush()
     assert list(await broker.backlogs(["f", "g"])) == ["f", "g"]
     assert len(await Scripts(client).run_each("stat", ["f"])) == 1
+
+
+async def test_a_full_server_takes_no_new_work_but_ends_what_it_has(
+    broker: Broker, client: Redis, job, start, oracle: Oracle
+) -> None:
+    running, failing, lost = [await start(stream=True) for _ in range(3)]
+    queued = job()
+    await broker.enqueue(queued)
+    await client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(OutOfMemoryError):
+            await broker.enqueue(job())
+        with pytest.raises(OutOfMemoryError):
+            await broker.emit("f", [Emission(running.job_id, running.fence, 1, b"x")])
+        held = {claim.job_id: claim.fence for claim in (running, failing, lost)}
+        assert await broker.beat("f", "w", held) == {}
+        assert await broker.done("f", [Completion(running.job_id, running.fence, b"r", b"u")]) == [Settled.DONE]
+        assert await broker.fail("f", [Failure(failing.job_id, failing.fence, b"e", retry=False)]) == [Settled.DONE]
+        assert [claim.job_id for claim in await broker.claim("f", "w", 1)] == [queued.id]
+        assert await broker.cancel(lost.job_id) is JobState.CANCELLED
+        assert await broker.tick("f") == 0
+    finally:
+        await client.config_set("maxmemory", 0)
+    oracle.check("f")
