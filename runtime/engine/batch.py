@@ -92,7 +92,7 @@ def pack(work: Seq[Work], bucket: Bucket, padding_row: int, width: int, buffer: 
         rows.append(item.sequence.row)
         starts.append(item.start)
         counts.append(item.count)
-        ids.extend(token_ids(item))
+        add_token_ids(ids, item)
     fill(buffer[where.rows.slice], rows, padding_row)
     fill(buffer[where.starts.slice], starts, 0)
     fill(buffer[where.ids.slice], ids, 0)
@@ -108,11 +108,11 @@ def fill(target: np.ndarray, values: "array[int]", rest: int) -> None:
     target[len(values) :] = rest
 
 
-def token_ids(item: Work) -> "array[int]":
-    known = item.sequence.tokens[item.start : item.start + item.count]
-    if len(known) < item.count:
-        known.append(FROM_TABLE)
-    return known
+def add_token_ids(ids: "array[int]", item: Work) -> None:
+    tokens, stop = item.sequence.tokens, item.start + item.count
+    if item.count > 1:
+        ids.extend(tokens[item.start : stop - 1])
+    ids.append(tokens[stop - 1] if stop <= len(tokens) else FROM_TABLE)
 
 
 def pack_changes(work: Seq[Work], width: int, buffer: np.ndarray, start: int) -> Upload:

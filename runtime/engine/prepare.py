@@ -45,17 +45,9 @@ def _derive(
         count = tl.load(query_start_ptr + sequence + 1) - begin
         row = tl.load(rows_ptr + sequence).to(tl.int64)
         start = tl.load(starts_ptr + sequence)
-        newest = tl.maximum(tl.load(last_token_ptr + row), 0)
         own_blocks = blocks_ptr + row * WIDTH
-        for base in range(0, count, 1024):
-            index = base + tl.arange(0, 1024)
-            inside = index < count
-            given = tl.load(given_ptr + begin + index, mask=inside, other=0).to(tl.int64)
-            position = start + index
-            block = tl.load(own_blocks + position // BLOCK_TOKENS, mask=inside, other=0).to(tl.int64)
-            tl.store(ids_ptr + begin + index, tl.where(given < 0, newest, given), mask=inside)
-            tl.store(positions_ptr + begin + index, position.to(tl.int64), mask=inside)
-            tl.store(slots_ptr + begin + index, block * BLOCK_TOKENS + position % BLOCK_TOKENS, mask=inside)
+        newest = tl.maximum(tl.load(last_token_ptr + row), 0)
+        _place(begin, count, start, newest, own_blocks, given_ptr, ids_ptr, positions_ptr, slots_ptr, BLOCK_TOKENS)
         column = tl.arange(0, WIDTH_BLOCK)
         copied = tl.load(own_blocks + column, mask=column < WIDTH, other=0)
         tl.store(block_table_ptr + sequence.to(tl.int64) * WIDTH + column, copied, mask=column < WIDTH)
@@ -64,6 +56,7 @@ def _derive(
         tl.store(last_ptr + sequence, tl.maximum(begin + count - 1, 0).to(tl.int64))
         tl.store(wide_ptr + sequence, row)
         tl.store(position_ptr + sequence, end.to(tl.int64))
+        # The order of words is that of batch.param_words.
         tl.store(temperature_ptr + sequence, tl.load(float_params_ptr + row * 8))
         tl.store(top_p_ptr + sequence, tl.load(float_params_ptr + row * 8 + 1))
         tl.store(min_p_ptr + sequence, tl.load(float_params_ptr + row * 8 + 2))
@@ -72,7 +65,24 @@ def _derive(
 
 
 @jit
+def _place(
+    begin, count, start, newest, own_blocks, given_ptr, ids_ptr, positions_ptr, slots_ptr, BLOCK_TOKENS: tl.constexpr
+):
+    """Ids, positions and slots of one sequence's tokens."""
+    for base in range(0, count, 1024):
+        index = base + tl.arange(0, 1024)
+        inside = index < count
+        given = tl.load(given_ptr + begin + index, mask=inside, other=0).to(tl.int64)
+        position = start + index
+        block = tl.load(own_blocks + position // BLOCK_TOKENS, mask=inside, other=0).to(tl.int64)
+        tl.store(ids_ptr + begin + index, tl.where(given < 0, newest, given), mask=inside)
+        tl.store(positions_ptr + begin + index, position.to(tl.int64), mask=inside)
+        tl.store(slots_ptr + begin + index, block * BLOCK_TOKENS + position % BLOCK_TOKENS, mask=inside)
+
+
+@jit
 def _pad(begin, tokens, ids_ptr, positions_ptr, slots_ptr):
+    """The tokens behind the last sequence."""
     for base in range(begin, tokens, 1024):
         index = base + tl.arange(0, 1024)
         inside = index < tokens

@@ -79,8 +79,10 @@ class Scheduler:
         crowded = self._make_room(growing)
         work: list[Work] = []
         budget = self._token_budget
-        for sequence in sorted(self.running, key=lambda s: s.remaining > 1):
-            budget -= self._append(work, sequence, budget)
+        needs = [(sequence, sequence.remaining) for sequence in self.running]
+        decoding = [need for need in needs if need[1] == 1]
+        for sequence, remaining in decoding + [need for need in needs if need[1] > 1]:
+            budget -= self._append(work, sequence, remaining, budget)
         if not crowded:
             self._admit(work, budget)
         self._in_flight += bool(work)
@@ -106,7 +108,8 @@ class Scheduler:
         if outcome.error:
             return self._finish(sequence, [], "error", outcome.error)
         self.computed_tokens += item.count
-        self._publish(sequence, item.start + item.count)
+        if item.start + item.count >= (sequence.published + 1) * BLOCK_TOKENS:
+            self._publish(sequence, item.start + item.count)
         return self._accept(sequence, outcome.token) if item.samples else None
 
     def _accept(self, sequence: Sequence, token: int) -> Delta:
@@ -121,8 +124,7 @@ class Scheduler:
         self.remove(sequence)
         return delta(sequence, tokens, reason, error)
 
-    def _append(self, work: list[Work], sequence: Sequence, budget: int) -> int:
-        remaining = sequence.remaining
+    def _append(self, work: list[Work], sequence: Sequence, remaining: int, budget: int) -> int:
         count = min(remaining, budget)
         if count:
             samples = count == remaining
@@ -158,7 +160,7 @@ class Scheduler:
             if not self._is_held(sequence, len(hits), pending) and self._fits(sequence, hits):
                 self._start(sequence, hits)
                 pending |= self._unpublished_keys(sequence)
-                budget -= self._append(work, sequence, budget)
+                budget -= self._append(work, sequence, sequence.remaining, budget)
                 for other in passed:
                     other.overtaken += 1
             else:
