@@ -11,14 +11,15 @@ from typing import TypeVar
 import torch
 import torch.nn.functional as F
 from rich.console import Console
+from triton.runtime.errors import OutOfResources
 
-from benchmarks.kernel_workloads import paged
+from benchmarks.kernel_workloads import Case, paged
 from benchmarks.kernels_timing import Call, seconds_per_call
 from stoker.kernels import tuning
 from stoker.kernels.attention import attend
-from stoker.kernels.attention_plan import Plan
+from stoker.kernels.attention_plan import plan, processors
 from stoker.kernels.gemv import gemv
-from stoker.kernels.tuning import Gemv, Tile, Tuned
+from stoker.kernels.tuning import Gemv, Tile, Tiles, Tuned
 
 # Products [width, depth] of an 8B Llama and of a 135M one.
 SHAPES = [
@@ -30,28 +31,41 @@ ONE_ROW = [
     (2, 2048, 8), (4, 256, 4), (4, 512, 4), (4, 1024, 8), (8, 256, 4),
 ]  # fmt: skip
 FEW_ROWS = [(1, 1024, 4), (1, 2048, 8), (2, 512, 4), (2, 1024, 8), (2, 2048, 8), (4, 512, 4), (4, 512, 8)]
-MANY_ROWS = [(1, 1024, 4), (2, 1024, 8), (4, 512, 8)]
-CANDIDATES = {1: ONE_ROW, 2: FEW_ROWS, 4: FEW_ROWS, 8: MANY_ROWS}
-TILES = [
-    Tile(128, 64, 8, 3), Tile(128, 64, 8, 3, 128), Tile(128, 64, 8, 4), Tile(128, 128, 8, 3), Tile(128, 128, 8, 2),
-    Tile(128, 32, 8, 3, 128), Tile(128, 64, 4, 3), Tile(64, 64, 4, 3), Tile(64, 64, 4, 3, 168),
-    Tile(64, 64, 4, 2, 168), Tile(64, 32, 4, 3, 128),
+CANDIDATES = {1: ONE_ROW, 2: FEW_ROWS, 4: FEW_ROWS}
+# Per kind of step: candidate tiles, and the steps (new tokens, context of every sequence) whose times count alike.
+DECODE = [
+    Tile(16, 64, 4, 3), Tile(16, 64, 4, 3, 128), Tile(16, 64, 4, 4, 128), Tile(16, 64, 4, 2), Tile(16, 64, 8, 3),
+    Tile(16, 64, 8, 4), Tile(16, 32, 4, 3), Tile(16, 32, 4, 4), Tile(16, 32, 4, 5), Tile(16, 128, 8, 3),
 ]  # fmt: skip
+MIXED = [
+    Tile(64, 64, 4, 3), Tile(64, 64, 4, 3, 168), Tile(64, 64, 4, 3, 128), Tile(64, 32, 4, 3, 128),
+    Tile(64, 32, 4, 4, 128), Tile(32, 64, 4, 3, 128), Tile(32, 32, 4, 4),
+]  # fmt: skip
+PREFILL = [
+    Tile(128, 64, 8, 3), Tile(128, 64, 8, 3, 128), Tile(128, 64, 8, 2, 128), Tile(128, 64, 8, 4, 128),
+    Tile(128, 128, 8, 3), Tile(128, 32, 8, 3, 128), Tile(64, 64, 4, 3),
+]  # fmt: skip
+STEPS = {
+    "decode": (DECODE, [[(1, 1024)] * 64, [(1, 1024)] * 256, [(1, 8192)] * 8, [(1, 8192)]]),
+    "mixed": (MIXED, [[(448, 1024)] + [(1, 1024)] * 64, [(48, 1024)] * 16]),
+    "prefill": (PREFILL, [[(8192, 8192)], [(2048, 2048)] * 4]),
+}
+FEW_SEQUENCES = [[(1, 8192)], [(1, 1024)], [(1, 2048)] * 4, [(1, 8192)] * 8]
 HEAD_SIZES = (64, 128)
 COLD_BYTES = 256 * 2**20
 GRAPH_SECONDS = 0.005
 GAIN = 0.98
 
-Choice = TypeVar("Choice", Gemv, Tile)
+Choice = TypeVar("Choice", Gemv, Tile, Tiles)
 
 log = Console(width=140, highlight=False).print
 
 
 def tune() -> None:
     name = torch.cuda.get_device_name()
-    prefill = {dim: best_tile(dim) for dim in HEAD_SIZES}
+    attention = {dim: best_tiles(dim) for dim in HEAD_SIZES}
     measured = [best_blocks(rows, *shape) for shape in SHAPES for rows in CANDIDATES]
-    tuning.write(tuning.path(name), Tuned(prefill, tuple(measured)), name)
+    tuning.write(tuning.path(name), Tuned(attention, tuple(measured)), name)
     tuning.tuned.cache_clear()
 
 
@@ -81,19 +95,40 @@ def check_product(entry: Gemv, x: torch.Tensor, weight: torch.Tensor) -> None:
     assert error < 1e-2, (entry, error)
 
 
-def best_tile(dim: int) -> Tile:
-    cases = [paged(steps, dim) for steps in ([(8192, 8192)], [(2048, 2048)] * 4)]
-    expected = attend(Plan(64, 64, 1, True, 4, 3), *cases[1], dim**-0.5)
-    times: dict[Tile, float] = {}
-    for tile in TILES:
-        chosen = Plan(tile.block_m, tile.block_n, 1, True, tile.warps, tile.stages, tile.registers)
-        torch.testing.assert_close(attend(chosen, *cases[1], dim**-0.5), expected, rtol=2e-2, atol=2e-2)
-        calls: list[Call] = [lambda case=case, chosen=chosen: attend(chosen, *case, dim**-0.5) for case in cases]
-        times[tile] = sum(seconds_per_call([call], repeats=5) for call in calls)
-    return fastest(f"prefill 8192 + 4 x 2048, head size {dim}", times)
+def best_tiles(dim: int) -> Tiles:
+    return best_split(dim, Tiles(*(best_tile(kind, dim) for kind in STEPS)))
+
+
+def best_tile(kind: str, dim: int) -> Tile:
+    candidates, steps = STEPS[kind]
+    cases = [paged(step, dim) for step in steps]
+    return fastest(f"{kind}, head size {dim}", {tile: typical(Tiles(tile, tile, tile), cases) for tile in candidates})
+
+
+def best_split(dim: int, tiles: Tiles) -> Tiles:
+    cases = [paged(step, dim) for step in FEW_SEQUENCES]
+    candidates = [tiles._replace(split=split) for split in (1, 2, 4, 8)]
+    return fastest(f"split contexts, head size {dim}", {tiles: typical(tiles, cases) for tiles in candidates})
+
+
+def typical(tiles: Tiles, cases: list[Case]) -> float:
+    """Geometric mean of the cases' seconds."""
+    return math.prod(seconds(tiles, case) for case in cases) ** (1 / len(cases))
+
+
+def seconds(tiles: Tiles, case: Case) -> float:
+    q, kv_layer, table, *_ = case
+    shape = (len(q), len(table), table.shape[1] * kv_layer.shape[2], q.shape[1], kv_layer.shape[3], q.shape[2], 2)
+    expected = attend(plan(*shape, processors(q.device)), *case, q.shape[2] ** -0.5)
+    chosen = plan(*shape, processors(q.device), tiles)
+    try:
+        torch.testing.assert_close(attend(chosen, *case, q.shape[2] ** -0.5), expected, rtol=2e-2, atol=2e-2)
+    except OutOfResources:
+        return math.inf
+    return seconds_per_call([lambda: attend(chosen, *case, q.shape[2] ** -0.5)], repeats=5, graph_seconds=GRAPH_SECONDS)
 
 
 def fastest(what: str, times: dict[Choice, float]) -> Choice:
     ordered = sorted(times, key=lambda choice: times[choice])
-    log(f"{what}: " + "; ".join(f"{tuple(choice)} {times[choice] * 1e6:.1f} us" for choice in ordered[:6]))
+    log(f"{what}: " + "; ".join(f"{tuple(choice)} {times[choice] * 1e6:.1f} us" for choice in ordered[:7]))
     return ordered[0]

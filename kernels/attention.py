@@ -26,9 +26,9 @@ def paged_attention(
     scale: float,
 ) -> torch.Tensor:
     sequences, table_width = block_table.shape
-    tile = tuned(q.device).prefill.get(q.shape[2])
+    tiles = tuned(q.device).attention.get(q.shape[2])
     chosen = plan(q.shape[0], sequences, table_width * kv_layer.shape[2], q.shape[1], kv_layer.shape[3],
-                  q.shape[2], q.element_size(), processors(q.device), tile)  # fmt: skip
+                  q.shape[2], q.element_size(), processors(q.device), tiles)  # fmt: skip
     return attend(chosen, q, kv_layer, block_table, query_start, context_len, scale)
 
 

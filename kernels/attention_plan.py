@@ -5,9 +5,8 @@ from typing import NamedTuple
 
 import torch
 
-from stoker.kernels.tuning import Tile
+from stoker.kernels.tuning import Tile, Tiles
 
-SPLIT_PROGRAMS_PER_PROCESSOR = 4
 MAX_SEGMENTS = 64
 MIN_SEGMENT_TOKENS = 128
 
@@ -36,32 +35,39 @@ def plan(
     dim: int,
     item_bytes: int,
     device_processors: int,
-    tile: Tile | None = None,
+    tuned: Tiles | None = None,
 ) -> Plan:
     """The plan for `tokens` query tokens of `sequences` sequences whose block tables hold `max_context` tokens.
 
     As many tokens as sequences is taken for a decode step: one token each, bound by memory. Any other raggedness
-    still gives right results, only slower. More tokens get taller tiles (`tile`, if one was measured for this device
-    and 16-bit heads of this size), whose unmasked part runs in a loop of its own.
+    still gives right results, only slower. More tokens get taller tiles, whose unmasked part runs in a loop of its own.
+    `tuned` holds the tiles measured for this device and head size, in 16 bits.
     """
-    group = q_heads // kv_heads
     check_supported(q_heads, kv_heads, dim)
+    group = q_heads // kv_heads
     smallest = max(16, 1 << (group - 1).bit_length())
-    block_n = min(128, max(16, 128 * 128 // (dim * item_bytes)))
+    tiles = tuned if tuned is not None and item_bytes == 2 else default_tiles(dim, item_bytes)
     if tokens == sequences:
-        segments = _segments(sequences * kv_heads, max_context, device_processors)
-        return Plan(smallest, min(block_n, 64), segments, peel=False, warps=4, stages=3)
-    if tokens * group >= 128 * 4 * sequences and dim * item_bytes <= 256:
-        if tile is not None and item_bytes == 2 and tile.block_m >= smallest:
-            return Plan(tile.block_m, tile.block_n, 1, True, tile.warps, tile.stages, tile.registers)
-        return Plan(max(128, smallest), block_n, 1, peel=True, warps=8, stages=3)
-    return Plan(max(64, smallest), block_n, 1, peel=True, warps=4, stages=3)
+        segments = _segments(sequences * kv_heads, max_context, tiles.split * device_processors)
+        return _plan(tiles.decode, smallest, segments, False)
+    return _plan(tiles.prefill if tokens * group >= 128 * 4 * sequences else tiles.mixed, smallest, 1, True)
 
 
-def _segments(programs: int, max_context: int, device_processors: int) -> int:
+def _plan(tile: Tile, smallest: int, segments: int, peel: bool) -> Plan:
+    block_m = max(tile.block_m, smallest)
+    return Plan(block_m, tile.block_n, segments, peel, tile.warps, tile.stages, tile.registers)
+
+
+def default_tiles(dim: int, item_bytes: int) -> Tiles:
+    block_n = min(128, max(16, 128 * 128 // (dim * item_bytes)))
+    low = Tile(64, block_n, 4, 3)
+    tall = Tile(128, block_n, 8, 3) if dim * item_bytes <= 256 else low
+    return Tiles(Tile(16, min(block_n, 64), 4, 3), low, tall)
+
+
+def _segments(programs: int, max_context: int, wanted_programs: int) -> int:
     """Power of two that fills the device without cutting a full-length context below MIN_SEGMENT_TOKENS."""
-    wanted = SPLIT_PROGRAMS_PER_PROCESSOR * device_processors // max(programs, 1)
-    useful = min(wanted, max_context // MIN_SEGMENT_TOKENS, MAX_SEGMENTS)
+    useful = min(wanted_programs // max(programs, 1), max_context // MIN_SEGMENT_TOKENS, MAX_SEGMENTS)
     return 1 << (useful.bit_length() - 1) if useful > 1 else 1
 
 

@@ -1,4 +1,4 @@
-"""Products of one to eight rows with a weight matrix, where plain reading of the weight beats cuBLAS.
+"""Products of one to four rows with a weight matrix, where plain reading of the weight beats cuBLAS.
 
 A program owns BLOCK_N rows of the weight and streams them once, BLOCK_K columns at a time, against all rows of x; there
 are no partial results to combine, so a result depends on no launch order. Which shapes take this path, and with what

@@ -1,6 +1,6 @@
 """Measured kernel configurations per GPU: data files beside this module, written by `benchmarks.kernels --tune`.
 
-A GPU without a file takes cuBLAS for every product and the default attention tile: slower at most, never wrong.
+A GPU without a file takes cuBLAS for every product and the default attention tiles: slower at most, never wrong.
 """
 
 import json
@@ -11,17 +11,30 @@ from typing import NamedTuple
 
 import torch
 
-MAX_GEMV_ROWS = 8
+# At eight rows no GPU measured so far was faster than cuBLAS.
+MAX_GEMV_ROWS = 4
 
 
 class Tile(NamedTuple):
-    """Prefill attention: block_m rows by block_n keys; registers caps a thread's (0 = the compiler's choice)."""
+    """Attention: block_m rows by block_n keys; registers caps a thread's (0 = the compiler's choice)."""
 
     block_m: int
     block_n: int
     warps: int
     stages: int
     registers: int = 0
+
+
+class Tiles(NamedTuple):
+    """For steps of one token per sequence, of few tokens per sequence, and of whole prompts or chunks of them.
+
+    split: how many programs per processor a decode step's contexts are split for.
+    """
+
+    decode: Tile
+    mixed: Tile
+    prefill: Tile
+    split: int = 4
 
 
 class Gemv(NamedTuple):
@@ -37,9 +50,9 @@ class Gemv(NamedTuple):
 
 
 class Tuned(NamedTuple):
-    """`prefill`: the tile for each head size; `gemv`: every measured shape."""
+    """`attention`: tiles by head size, for 16-bit caches; `gemv`: every measured shape."""
 
-    prefill: dict[int, Tile]
+    attention: dict[int, Tiles]
     gemv: tuple[Gemv, ...]
 
 
@@ -79,12 +92,16 @@ def read(file: Path) -> Tuned:
     if not file.is_file():
         return UNTUNED
     data = json.loads(file.read_text())
-    prefill = {int(dim): Tile(*tile) for dim, tile in data["prefill"].items()}
-    return Tuned(prefill, tuple(Gemv(*entry) for entry in data["gemv"]))
+    attention = {int(dim): _tiles(*entry) for dim, entry in data["attention"].items()}
+    return Tuned(attention, tuple(Gemv(*entry) for entry in data["gemv"]))
+
+
+def _tiles(decode: list[int], mixed: list[int], prefill: list[int], split: int) -> Tiles:
+    return Tiles(Tile(*decode), Tile(*mixed), Tile(*prefill), split)
 
 
 def write(file: Path, table: Tuned, device_name: str) -> None:
-    lines = ",\n  ".join(json.dumps(entry) for entry in table.gemv)
-    prefill = json.dumps({str(dim): tile for dim, tile in table.prefill.items()})
-    gemv = f"[\n  {lines}\n ]" if lines else "[]"
-    file.write_text(f'{{\n "device": {json.dumps(device_name)},\n "prefill": {prefill},\n "gemv": {gemv}\n}}\n')
+    attention = ",\n".join(f'  "{dim}": {json.dumps(tiles)}' for dim, tiles in table.attention.items())
+    gemv = ",\n".join(f"  {json.dumps(entry)}" for entry in table.gemv)
+    device = json.dumps(device_name)
+    file.write_text(f'{{\n "device": {device},\n "attention": {{\n{attention}\n }},\n "gemv": [\n{gemv}\n ]\n}}\n')

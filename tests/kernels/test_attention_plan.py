@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.kernels.attention_plan import MAX_SEGMENTS, MIN_SEGMENT_TOKENS, plan
+from stoker.kernels.tuning import Tile, Tiles
 
 HEADS = st.sampled_from([(32, 8, 128), (9, 3, 64), (8, 2, 64), (4, 4, 64), (28, 4, 128), (71, 1, 64), (16, 16, 256)])
 
@@ -27,6 +28,21 @@ def test_few_sequences_with_long_contexts_are_split():
     assert segments(8, 8192) == 8
     assert segments(256, 8192) == 1
     assert segments(1, 128) == 1
+
+
+def test_measured_tiles_are_for_sixteen_bits():
+    tiles = Tiles(Tile(16, 32, 4, 4), Tile(32, 64, 4, 3), Tile(128, 64, 8, 3, 128))
+    made = [plan(tokens, 1, 8192, 32, 8, 128, 2, 132, tiles) for tokens in (1, 100, 200)]
+    assert [(p.block_m, p.block_n) for p in made] == [(16, 32), (32, 64), (128, 64)]
+    assert [p.registers for p in made] == [0, 0, 128]
+    assert plan(200, 1, 8192, 32, 8, 128, 4, 132, tiles) == plan(200, 1, 8192, 32, 8, 128, 4, 132)
+    assert plan(1, 1, 8192, 71, 1, 64, 2, 132, tiles).block_m == 128, "every query head of a group fits"
+
+
+def test_a_device_that_wants_fewer_programs_splits_less():
+    tile = Tile(16, 64, 4, 3)
+    made = [plan(1, 1, 8192, 32, 8, 128, 2, 132, Tiles(tile, tile, tile, split)).segments for split in (1, 2, 4)]
+    assert made == [16, 32, 64]
 
 
 def test_steps_with_prefill_are_never_split():

@@ -1,11 +1,17 @@
 from stoker.kernels import tuning
-from stoker.kernels.tuning import MAX_GEMV_ROWS, Gemv, Tile, Tuned
+from stoker.kernels.tuning import MAX_GEMV_ROWS, Gemv, Tile, Tiles, Tuned
 
 
 def test_a_table_survives_its_file(tmp_path):
-    table = Tuned({128: Tile(128, 64, 8, 3, 128), 64: Tile(128, 128, 8, 3)}, (Gemv(1, 8, 16, 1, 16, 4, 1),))
+    tiles = Tiles(Tile(16, 64, 4, 3), Tile(64, 64, 4, 3), Tile(128, 64, 8, 3, 128), 2)
+    table = Tuned({128: tiles, 64: tiles}, (Gemv(1, 8, 16, 1, 16, 4, 1), Gemv(4, 8, 16, 0, 0, 0, 0)))
     tuning.write(tmp_path / "tuned_x.json", table, "NVIDIA X")
     assert tuning.read(tmp_path / "tuned_x.json") == table
+
+
+def test_an_empty_table_survives_too(tmp_path):
+    tuning.write(tmp_path / "tuned_x.json", tuning.UNTUNED, "NVIDIA X")
+    assert tuning.read(tmp_path / "tuned_x.json") == tuning.UNTUNED
 
 
 def test_an_unknown_gpu_has_no_table():
