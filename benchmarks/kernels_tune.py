@@ -96,7 +96,8 @@ def check_product(entry: Gemv, x: torch.Tensor, weight: torch.Tensor) -> None:
 
 
 def best_tiles(dim: int) -> Tiles:
-    return best_split(dim, Tiles(*(best_tile(kind, dim) for kind in STEPS)))
+    decode, mixed, prefill = (best_tile(kind, dim) for kind in STEPS)
+    return best_split(dim, Tiles(decode, mixed, prefill))
 
 
 def best_tile(kind: str, dim: int) -> Tile:
