@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 class Subscription:
     """The events of one job, in order, without duplicates or gaps; iteration ends behind the "end" event.
 
-    It has one reader. One that is slow doesn't fill the memory: beyond MOST_WAITING events the rest waits in the job's stream.
+    It has one reader. If that one is slow, the rest beyond MOST_WAITING events waits in the job's stream.
     """
 
     def __init__(self, bus: "EventBus", job_id: str, after: str) -> None:

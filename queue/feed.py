@@ -1,7 +1,6 @@
 """The order of one job's events for one reader: no duplicates, no gaps. Pure: frames and views in, events out."""
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from stoker.queue.records import JobState, pack
 from stoker.queue.replies import Entry, Outcome, View, outcome
@@ -12,8 +11,7 @@ StreamId = tuple[int, int]
 START: StreamId = (0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """`id` is the stream id, "" for what is not kept. `attempt`: of a chunk, its own; of a "retry", the one that ended.
 
     The data of an "end" is pack({"result", "error", "usage", "notes", "reason"}), or b"" when the result is too large:
@@ -29,22 +27,31 @@ class Event:
 
 
 class Feed:
-    """Follows one job from the stream id `after`."""
+    """Follows one job from the stream id `after`; raises ValueError when that is none."""
 
     def __init__(self, job_id: str, after: str = "0") -> None:
         self.job_id = job_id
         self.over = False
-        self._last = parse(after)
+        parse(after)
+        self._last_id = after.encode()
         self._ended_fence = 0
         self._must_exist = False
 
     @property
     def position(self) -> str:
-        return f"{self._last[0]}-{self._last[1]}"
+        return "{}-{}".format(*self._last)
+
+    @property
+    def _last(self) -> StreamId:
+        return parse(self._last_id)
 
     def live(self, frame: Frame) -> list[Event] | None:
         """The events of a published frame, or None: something before it is missing, or it asks to read the stream."""
         kind = frame[0]
+        if kind == b"chunk" and frame[3] == self._last_id and frame[2] and not self.over:
+            # The next chunk of a kept stream, as nearly always.
+            _, _, self._last_id, _, _, attempt, data = frame
+            return [Event(self.job_id, "chunk", self._last_id.decode(), int(attempt), data, None)]
         if kind == b"read":
             self._must_exist = True
             return None
@@ -82,10 +89,9 @@ class Feed:
 
     def _entry(self, entry: Entry) -> list[Event]:
         if entry.id:
-            place = parse(entry.id)
-            if place <= self._last:
+            if parse(entry.id) <= self._last:
                 return []
-            self._last = place
+            self._last_id = entry.id.encode()
         if entry.data is None:
             return self._boundary(entry.fence, entry.attempt, entry.id)
         return [Event(self.job_id, "chunk", entry.id, entry.attempt, entry.data, None)]

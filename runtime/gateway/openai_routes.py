@@ -113,6 +113,7 @@ async def token_frames(incoming: Incoming, call: Call, request: Sampling) -> Asy
     clock = TokenClock(incoming.gateway.metrics, call.function, incoming.started)
     async with call:
         shape, sent, usage = shape_of(request, call.job_id), 0, {}
+        piece = sse.TextEvent(shape.text)
         async for event in call:
             text, reason = "", None
             if event.kind == "chunk":
@@ -126,7 +127,7 @@ async def token_frames(incoming: Incoming, call: Call, request: Sampling) -> Asy
                 yield sse.event(first)
             if text:
                 sent += len(text)
-                yield sse.event(shape.text(text), id=event.id)
+                yield piece.fill(text, event.id)
             if reason:
                 yield sse.event(shape.last(reason))
         if request.include_usage:

@@ -1,5 +1,7 @@
 """Runs a gateway until it is told to stop."""
 
+import gc
+
 import uvicorn
 
 from stoker.runtime.gateway.app import create_app
@@ -25,4 +27,8 @@ def server(settings: GatewaySettings, host: str, port: int) -> uvicorn.Server:
 
 def serve(settings: GatewaySettings, host: str, port: int) -> None:
     """Blocks. SIGTERM and SIGINT let answers under way finish for `SHUTDOWN_S` seconds."""
-    server(settings, host, port).run()
+    ready = server(settings, host, port)
+    # What was made so far stays: without it, each full collection in the middle of a stream is short.
+    gc.collect()
+    gc.freeze()
+    ready.run()
