@@ -25,15 +25,20 @@ def cluster_url(tmp_path_factory: pytest.TempPathFactory, server_binary: Path | 
     command = [server_binary or valkey_binary(), "--port", str(port), "--bind", "127.0.0.1", "--dir", folder]
     command += ["--cluster-enabled", "yes", "--cluster-port", str(port + 1 if port < 65535 else port - 1), "--save", ""]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    client = redis.Redis(port=port)
+    try:
+        await_cluster(process, port)
+        yield f"redis://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def await_cluster(process: subprocess.Popen[bytes], port: int) -> None:
     deadline = time.monotonic() + 10
-    while not is_up(client):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.02)
-    client.close()
-    yield f"redis://127.0.0.1:{port}"
-    process.kill()
-    process.wait()
+    with redis.Redis(port=port) as client:
+        while not is_up(client):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.02)
 
 
 def is_up(client: redis.Redis) -> bool:
