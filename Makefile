@@ -1,5 +1,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
+PORT ?= 8000
 PYTEST_WORKERS ?= 2
 
 .PHONY: demo up test lint bench wheel
@@ -8,7 +9,7 @@ demo: .venv/.installed
 	$(BIN)/python -m examples.demo
 
 up: .venv/.installed
-	$(BIN)/python -m examples.demo --stay
+	$(BIN)/python -m examples.demo --stay --port $(PORT)
 
 test: .venv/.installed-dev
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup

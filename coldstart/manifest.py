@@ -1,7 +1,7 @@
 """What a published model consists of: files, checksummed chunks in load order, and the tensors in them."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgpack
 import xxhash
 
-from stoker.coldstart.failures import ManifestInvalid
+from stoker.coldstart.failures import ManifestInvalid, ObjectAltered
 from stoker.coldstart.store import ObjectStore
 
 MANIFEST_KEY = "manifest.msgpack"
@@ -99,6 +99,19 @@ def revision_of(files: Iterable[FileEntry], documents: Iterable[FileEntry]) -> s
 def packed(value: Any) -> bytes:
     data = msgpack.packb(value)
     assert data is not None
+    return data
+
+
+def read_documents(store: ObjectStore, manifest: Manifest, names: Collection[str] = ()) -> dict[str, bytes]:
+    """The published small files (all, or those of `names` that exist). Raises ObjectAltered for a changed one."""
+    wanted = [entry for name, entry in manifest.documents.items() if not names or name in names]
+    return {entry.name: read_checked(store, entry) for entry in wanted}
+
+
+def read_checked(store: ObjectStore, entry: FileEntry) -> bytes:
+    data = store.read(entry.name)
+    if hashlib.sha256(data).hexdigest() != entry.digest:
+        raise ObjectAltered(f"{store.url}/{entry.name}", None, "its SHA-256 is not the published one")
     return data
 
 

@@ -71,8 +71,9 @@ class Zygote:
         self._reply({"t": EXITED, "pid": pid, "code": os.waitstatus_to_exitcode(status)})
 
     def _reply(self, message: dict[str, Any]) -> None:
+        data: bytes = msgpack.packb(message)  # type: ignore[assignment]
         try:
-            self._sock.send(msgpack.packb(message))
+            self._sock.send(data)
         except OSError:
             sys.exit(0)
 

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -92,18 +93,22 @@ def show_how_to_call(url: str) -> None:
   curl {url}/v1/chat/completions -H 'content-type: application/json' \\
     -d '{{"model": "smollm2", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
   OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY=none  (for the openai client)
-Ctrl-C stops everything.""",
+Ctrl-C, or `stoker down` from elsewhere, stops everything.""",
         highlight=False,
+        soft_wrap=True,
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--stay", action="store_true", help="leave everything running on port 8000")
-    stay = parser.parse_args().stay
+    parser.add_argument("--stay", action="store_true", help="leave everything running")
+    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0 takes a free one")
+    options = parser.parse_args()
+    stay = options.stay
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     publish_model()
     os.environ.setdefault("IDLE", "60" if stay else "3")
-    with contextlib.suppress(KeyboardInterrupt), LocalStack(DATA, port=8000 if stay else 0) as stack:
+    with contextlib.suppress(KeyboardInterrupt), LocalStack(DATA, port=options.port) as stack:
         stack.deploy(ROOT / "examples" / "chat.py")
         with stack.client() as client:
             if stay:

@@ -44,6 +44,7 @@ def settings_of(data: Path | None = None, redis: str = "", store: str = "") -> S
         settings = settings.with_(redis_url=redis)
     if store:
         settings = settings.with_(store_url=store)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     return settings
 
@@ -57,7 +58,7 @@ def needs_redis(settings: Settings) -> Settings:
 @app.command()
 def up(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     hosts: Annotated[int, typer.Option(min=1, help="Host agents to run on this machine.")] = 1,
     data: DataDir = None,
     redis: Redis = "",
@@ -70,9 +71,27 @@ def up(
 
 
 @app.command()
+def down(data: DataDir = None) -> None:
+    """Stop the `stoker up` of a data folder; running work is finished or handed back first."""
+    import psutil
+
+    from stoker.runtime.supervisor import read_state
+
+    settings = settings_of(data)
+    state = read_state(settings.data_dir)
+    if state is None or not psutil.pid_exists(int(str(state["pid"]))):
+        typer.echo(f"nothing runs in {settings.data_dir}")
+        return
+    process = psutil.Process(int(str(state["pid"])))
+    process.terminate()
+    process.wait(timeout=90)
+    typer.echo("stopped")
+
+
+@app.command()
 def gateway(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     redis: Redis = "",
     store: Store = "",
 ) -> None:
@@ -145,6 +164,7 @@ def deploy(
 def invoke(
     function: Annotated[str, typer.Argument(help="Name of a deployed function.")],
     value: Annotated[str, typer.Argument(help="Its input as JSON; '-' reads standard input.")] = "null",
+    detach: Annotated[bool, typer.Option("--detach", help="Queue it as a job and print the job's id.")] = False,
     url: Url = GATEWAY_URL,
     api_key: ApiKey = "",
 ) -> None:
@@ -155,7 +175,22 @@ def invoke(
     except ValueError as error:
         raise typer.BadParameter(f"the input is not JSON ({error}); quote text like '\"hello\"'") from error
     with client_of(url, api_key) as client:
-        typer.echo(json.dumps(client.invoke(function, parsed), ensure_ascii=False))
+        if detach:
+            typer.echo(client.submit(function, parsed)["id"])
+        else:
+            typer.echo(json.dumps(client.invoke(function, parsed), ensure_ascii=False))
+
+
+@app.command()
+def delete(
+    function: Annotated[str, typer.Argument(help="Name of a deployed function.")],
+    url: Url = GATEWAY_URL,
+    api_key: ApiKey = "",
+) -> None:
+    """Remove a deployed function; its queued and running jobs are cancelled."""
+    with client_of(url, api_key) as client:
+        client.delete(function)
+    typer.echo(f"deleted {function}")
 
 
 @app.command()
@@ -210,7 +245,8 @@ def explain(error: Exception) -> tuple[str, int]:
     """What a person should read, and the exit code."""
     if isinstance(error, httpx.TransportError):
         return f"no gateway answers ({error}); start one with `stoker up` or name it with --url", UNREACHABLE
-    return str(error), FAILED
+    job_id = getattr(error, "job_id", "")
+    return f"{error}\n(`stoker jobs get {job_id}` has the whole record)" if job_id else str(error), FAILED
 
 
 def expected_errors() -> tuple[type[Exception], ...]:

@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import sys
+import traceback
 import zipfile
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -11,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from stoker.runtime.sdk import App, Client
-from stoker.runtime.spec import FunctionSpec, InvalidSpec
+from stoker.runtime.spec import InvalidSpec
 
 EPOCH = (1980, 1, 1, 0, 0, 0)
 MAX_BUNDLE = 50 << 20
@@ -33,7 +34,7 @@ def load_apps(path: Path) -> list[App]:
         raise InvalidSpec(
             f"{path} declares no function: make app = stoker.App('name') and decorate one with @app.function()"
         )
-    return apps
+    return [app for app in apps if app.functions]
 
 
 def import_file(path: Path) -> ModuleType:
@@ -47,9 +48,22 @@ def import_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         location.loader.exec_module(module)
+    except InvalidSpec:
+        raise
+    except Exception as error:
+        raise InvalidSpec(import_problem(path, error)) from error
     finally:
         sys.path.pop(0)
     return module
+
+
+def import_problem(path: Path, error: Exception) -> str:
+    """The error with the lines of the user's own code that led to it."""
+    folder = path.parent.resolve()
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).resolve().is_relative_to(folder)]
+    where = "".join(traceback.format_list(own)).rstrip()
+    return f"{path} can't be imported: {type(error).__name__}: {error}\n{where}"
 
 
 def bundle_files(path: Path, include: tuple[str, ...]) -> list[Path]:
@@ -79,18 +93,14 @@ def make_bundle(path: Path, include: tuple[str, ...]) -> Bundle:
 
 
 def deploy(path: Path, client: Client) -> list[dict[str, Any]]:
-    """Deploys every function of every app in the file; returns the gateway's records."""
-    return [record for app in load_apps(path) for record in deploy_app(app, path, client)]
+    """Deploys every app in the file, each in one step; returns the gateway's records of their functions."""
+    return [record for app in load_apps(path) for record in deploy_app(app, path, client)["functions"]]
 
 
-def deploy_app(app: App, path: Path, client: Client) -> list[dict[str, Any]]:
+def deploy_app(app: App, path: Path, client: Client) -> dict[str, Any]:
     specs = list(app.functions.values())
     if any(spec.kind == "python" for spec in specs):
         bundle = make_bundle(path, app.include)
         client.request("PUT", f"/v1/bundles/{bundle.digest}", content=bundle.data)
         specs = [replace(spec, code=bundle.digest) if spec.kind == "python" else spec for spec in specs]
-    return [put_function(spec, client) for spec in specs]
-
-
-def put_function(spec: FunctionSpec, client: Client) -> dict[str, Any]:
-    return client.request("PUT", f"/v1/functions/{spec.name}", json={"spec": spec.to_dict()})
+    return client.request("PUT", f"/v1/apps/{app.name}", json={"functions": [spec.to_dict() for spec in specs]})

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.runtime.deployment import deploy
+from stoker.runtime.processes import parent_mark
 from stoker.runtime.sdk import Client
 from stoker.runtime.supervisor import read_state
 
@@ -20,13 +21,14 @@ class StartFailed(RuntimeError):
 
 
 class LocalStack:
-    """Runs `stoker up` on a free port in `data_dir`; leaving the block stops it, work handed back first."""
+    """Runs `stoker up` on a free port in `data_dir`; leaving the block stops it, work handed back first. It never
+    outlives this process (make it on the main thread: Linux follows the thread that starts a child)."""
 
     def __init__(self, data_dir: Path, *, port: int = 0, env: dict[str, str] | None = None, hosts: int = 1) -> None:
         self.data_dir = data_dir
         self._command = [sys.executable, "-m", "stoker.runtime.cli", "up", "--data", str(data_dir)]
         self._command += ["--port", str(port), "--hosts", str(hosts)]
-        self._env = {**os.environ, **(env or {})}
+        self._env = {**os.environ, **(env or {}), **parent_mark(os.getpid())}
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
         self.redis_url = ""

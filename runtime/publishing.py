@@ -29,7 +29,10 @@ def push_model(source: Path, destination: str, on_progress: Progress | None = No
 
 
 def push_folder(source: Path, destination: str, on_progress: Progress | None) -> dict[str, Any]:
-    store = open_store(destination)
+    try:
+        store = open_store(destination)
+    except ValueError as error:
+        raise InvalidSpec(str(error)) from error
     manifest = publish(source, store, on_progress)
     return {
         "url": store.url,

@@ -8,7 +8,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import httpx
 
-from stoker.runtime.spec import SLO, Batch, FunctionSpec, Limits, ModelOptions, Scaling, require
+from stoker.runtime.spec import SLO, Batch, FunctionSpec, Limits, ModelOptions, Scaling, check_name, require
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,13 +35,15 @@ class App:
 
     def __init__(self, name: str, *, include: tuple[str, ...] = ()) -> None:
         """`include` names further files or folders, relative to the app's file, that its code needs."""
+        check_name(name)
+        require(not isinstance(include, str), f"include must be a tuple of paths: include=({include!r},)")
         self.name = name
         self.include = include
         self.functions: dict[str, FunctionSpec] = {}
 
     def function(
         self,
-        *,
+        *misplaced: object,
         name: str = "",
         gpu: str = "",
         batch: Batch | None = None,
@@ -53,7 +55,9 @@ class App:
         retries: int = 2,
         slo: SLO | None = None,
     ) -> Callable[[Callable[P, R]], Function[P, R]]:
-        """With `batch`, the function takes a list of inputs and returns a list as long. Times are in seconds."""
+        """With `batch`, the function takes a list of inputs and returns a list as long. Times are in seconds; `gpu`
+        keeps it off hosts without one."""
+        require(not misplaced, "write @app.function() with parentheses; its options are keywords")
 
         def declare(body: Callable[P, R]) -> Function[P, R]:
             spec = FunctionSpec(
@@ -107,23 +111,42 @@ class App:
         return spec
 
 
+class InvalidInput(TypeError):
+    """An input doesn't fit the function's parameters."""
+
+
 def call(body: Callable[..., Any], value: Any) -> Any:
-    """Runs a function on one input: its only parameter gets the whole input, several take the fields of an object."""
-    parameters = inspect.signature(body).parameters
-    if len(parameters) == 1:
+    """Runs a function on one input: its only parameter gets the whole input, several take the fields of an object.
+
+    Raises InvalidInput, before the function runs, when that doesn't fit.
+    """
+    signature = inspect.signature(body)
+    if len(signature.parameters) == 1:
         return body(value)
-    if not parameters and value in (None, {}):
-        return body()
-    if not isinstance(value, dict):
-        raise TypeError(f"this function takes {', '.join(parameters) or 'no input'}; send an object with those fields")
-    return body(**value)
+    fields = {} if value is None else value
+    if not isinstance(fields, dict):
+        raise InvalidInput(f"{takes(signature)}, not {type(value).__name__}")
+    try:
+        bound = signature.bind(**fields)
+    except TypeError as error:
+        raise InvalidInput(f"{takes(signature)}: {error}") from None
+    return body(*bound.args, **bound.kwargs)
+
+
+def takes(signature: inspect.Signature) -> str:
+    names = [name if p.default is p.empty else f"{name} (optional)" for name, p in signature.parameters.items()]
+    return (
+        f"this function takes an object with the fields {', '.join(names)}" if names else "this function takes no input"
+    )
 
 
 class StokerError(Exception):
-    """The gateway's answer to a request that failed: `status`, and OpenAI's `type`, `code`, `param`."""
+    """The gateway's answer to a request that failed: `status`, OpenAI's `type`, `code` and `param`, and the job if
+    there was one (its record has the traceback of the function's own code)."""
 
-    def __init__(self, status: int, error: dict[str, Any]) -> None:
+    def __init__(self, status: int, error: dict[str, Any], job_id: str = "") -> None:
         super().__init__(error.get("message", f"HTTP {status}"))
+        self.job_id = job_id
         self.status = status
         self.type = error.get("type")
         self.code = error.get("code")
@@ -168,6 +191,9 @@ class Client:
     def cancel(self, job_id: str) -> dict[str, Any]:
         return self.request("DELETE", f"/v1/jobs/{job_id}")
 
+    def delete(self, function: str) -> None:
+        self.request("DELETE", f"/v1/functions/{function}")
+
     def functions(self) -> list[dict[str, Any]]:
         return self.request("GET", "/v1/functions")["data"]
 
@@ -191,4 +217,4 @@ def raise_for_error(response: httpx.Response) -> None:
             error = response.json()["error"]
         except (ValueError, KeyError, TypeError):
             error = {"message": f"HTTP {response.status_code}: {response.text[:200]}"}
-        raise StokerError(response.status_code, error)
+        raise StokerError(response.status_code, error, response.headers.get("x-job-id", ""))

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 Kind = Literal["llm", "embed", "python"]
 
-NAME = re.compile(r"^[a-z][a-z0-9_]*(-[a-z0-9_]+)*$")
+NAME = re.compile(r"[a-z][a-z0-9_]*(-[a-z0-9_]+)*")
+MAX_SECONDS = 1e9
 
 
 class InvalidSpec(ValueError):
@@ -35,12 +36,13 @@ class SLO:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Replica bounds; `idle_timeout_s` without work takes a replica away, down to `min_replicas`."""
+    """Replica bounds; `idle_timeout_s` without work takes a replica away, down to `min_replicas`. Another replica is
+    added for every `target_queue` jobs queued or running (0: for as many as one replica runs at once)."""
 
     min_replicas: int = 0
     max_replicas: int = 1
     idle_timeout_s: float = 60.0
-    target_queue: int = 16
+    target_queue: int = 0
 
     def __post_init__(self) -> None:
         require(self.min_replicas >= 0, f"min_replicas must be 0 or more, not {self.min_replicas}")
@@ -48,8 +50,12 @@ class Scaling:
             self.max_replicas >= max(1, self.min_replicas),
             f"max_replicas ({self.max_replicas}) must be at least 1 and at least min_replicas ({self.min_replicas})",
         )
-        require(self.idle_timeout_s >= 0, f"idle_timeout_s must be 0 or more, not {self.idle_timeout_s}")
-        require(self.target_queue >= 1, f"target_queue must be 1 or more, not {self.target_queue}")
+        require(self.max_replicas <= 10_000, f"max_replicas must be at most 10000, not {self.max_replicas}")
+        require(
+            0 <= self.idle_timeout_s <= MAX_SECONDS,
+            f"idle_timeout_s must be 0 to {MAX_SECONDS:g}, not {self.idle_timeout_s}",
+        )
+        require(0 <= self.target_queue <= 10**9, f"target_queue must be 0 to 1000000000, not {self.target_queue}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +67,17 @@ class ModelOptions:
     max_seqs: int = 64
     prefix_cache: bool = True
 
+    def __post_init__(self) -> None:
+        require(1 <= self.max_seqs <= 4096, f"max_seqs must be 1 to 4096, not {self.max_seqs}")
+        require(0 <= self.max_model_len <= 10**7, f"max_model_len must be 0 to 10000000, not {self.max_model_len}")
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Clocks in seconds (0 = none) and the number of attempts a job gets."""
+    """Clocks in seconds (0 = none) and the number of attempts a job gets. `start_up_within_s` bounds a worker's own
+    start; `start_within_s`, `run_within_s` and `finish_within_s` a job's wait, its run, and both together."""
 
+    start_up_within_s: float = 600
     start_within_s: float = 0
     run_within_s: float = 600
     finish_within_s: float = 0
@@ -73,10 +85,17 @@ class Limits:
     max_queued: int = 100_000
     retention_s: float = 3600
 
+    def __post_init__(self) -> None:
+        for name in ("start_up_within_s", "start_within_s", "run_within_s", "finish_within_s", "retention_s"):
+            value = getattr(self, name)
+            require(0 <= value <= MAX_SECONDS, f"{name} must be 0 to {MAX_SECONDS:g} seconds, not {value}")
+        require(1 <= self.max_attempts <= 100, f"max_attempts must be 1 to 100, not {self.max_attempts}")
+        require(1 <= self.max_queued <= 10**9, f"max_queued must be 1 to 1000000000, not {self.max_queued}")
+
 
 @dataclass(frozen=True, slots=True)
 class FunctionSpec:
-    """One deployed version of a function.
+    """One deployed version of a function. `born` is the same for all versions until the function is deleted.
 
     `weights` is the store URL of a published model (`llm`, `embed`); `code` is the SHA-256 of the bundle and
     `entry` the `module:attribute` in it (`python`).
@@ -86,6 +105,7 @@ class FunctionSpec:
     kind: Kind
     app: str = ""
     version: str = ""
+    born: str = ""
     weights: str = ""
     code: str = ""
     entry: str = ""
@@ -104,7 +124,7 @@ class FunctionSpec:
         require(
             self.kind == "python" or bool(self.weights), f"function {self.name!r} needs weights='s3://…' or 'file://…'"
         )
-        require(self.concurrency >= 1, f"concurrency must be 1 or more, not {self.concurrency}")
+        require(1 <= self.concurrency <= 1024, f"concurrency must be 1 to 1024, not {self.concurrency}")
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -127,7 +147,7 @@ class FunctionSpec:
 
 def check_name(name: str) -> None:
     require(
-        len(name) <= 63 and bool(NAME.match(name)),
+        len(name) <= 63 and bool(NAME.fullmatch(name)),
         f"function name {name!r} must be 1 to 63 of a-z, 0-9, '_' and '-', starting with a letter",
     )
 

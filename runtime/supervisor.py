@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 from redis.exceptions import RedisError
 
-from stoker.queue.client import connect
+from stoker.queue.client import ServerUnfit, check_server, connect
 from stoker.queue.cluster import Cluster
 from stoker.queue.embedded import EmbeddedValkey
 from stoker.runtime.processes import start_child, stop_child
@@ -42,6 +42,18 @@ def check_port(host: str, port: int) -> int:
         except OSError as error:
             raise PortTaken(f"can't listen on {host}:{port} ({error.strerror}); choose another with --port") from error
         return probe.getsockname()[1]
+
+
+async def check_own_server(url: str) -> None:
+    """Raises ServerUnfit, naming the address, for a server that doesn't answer or can't be used."""
+    try:
+        client = connect(url)
+        try:
+            await check_server(client)
+        finally:
+            await client.aclose()
+    except (RedisError, OSError, ValueError, TimeoutError) as error:
+        raise ServerUnfit(f"the queue's server {url} can't be used: {error}; see --redis") from error
 
 
 class Child:
@@ -102,6 +114,8 @@ class Supervisor:
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         if self._server:
             self._server.start()
+        else:
+            await check_own_server(self._settings.redis_url)
         watchers = [asyncio.create_task(self._watch_server()), asyncio.create_task(self._watch_hosts())]
         self._gateway.start()
         self._controller.start()

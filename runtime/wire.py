@@ -108,6 +108,8 @@ class AsyncChannel:
             return decode(await self._reader.readexactly(length))
         except (asyncio.IncompleteReadError, OSError) as error:
             raise ChannelClosed("the other side closed the channel") from error
+        except (ValueError, TypeError) as error:
+            raise ChannelClosed(f"the other side sent what is no frame: {error}") from error
 
     async def close(self) -> None:
         self._writer.close()

@@ -57,8 +57,11 @@ class Controller:
         await self._tick(set(specs))
         backlogs = await self._broker.backlogs(list(specs))
         wanted = await self._cluster.wanted()
-        decision = decide(view_of(time.monotonic(), specs, backlogs, hosts, wanted, self._failures))
-        self._failures = decision.failures
+        now = time.monotonic()
+        decision = decide(view_of(now, specs, backlogs, hosts, wanted, self._failures))
+        if decision.failures != self._failures:
+            self._failures = decision.failures
+            await self._cluster.report_failing(failing_functions(decision.failures, now, time.time()))
         after = merge(decision, wanted, specs)
         if after != wanted and await self._cluster.write_wanted(self.id, after):
             log.info("wanted: %s", summary(after))
@@ -82,7 +85,7 @@ def view_of(
         name: Demand(log.queued, log.running, log.delayed, log.last_active_ms / 1000) for name, log in backlogs.items()
     }
     placed = [
-        Placed(id, record["spec"]["name"], record["spec"]["version"], host, record["device"], state_of(hosts, host, id))
+        placed_replica(id, record, host, report_of(hosts, host, id))
         for host, replicas in wanted.items()
         for id, record in replicas.items()
     ]
@@ -90,9 +93,28 @@ def view_of(
     return View(now, specs, demands, devices, tuple(placed), failures)
 
 
-def state_of(hosts: Mapping[str, Host], host: str, replica: str) -> str:
-    report = hosts[host].body["replicas"].get(replica) if host in hosts else None
-    return report["state"] if report else "unseen"
+def placed_replica(id: str, record: dict[str, Any], host: str, report: Mapping[str, Any]) -> Placed:
+    spec, state = record["spec"], report.get("state", "unseen")
+    device, error = record["device"], report.get("error")
+    return Placed(id, spec["name"], spec["version"], host, device, state, error, spec["born"])
+
+
+def report_of(hosts: Mapping[str, Host], host: str, replica: str) -> Mapping[str, Any]:
+    return (hosts[host].body["replicas"].get(replica) if host in hosts else None) or {}
+
+
+def failing_functions(failures: Mapping[str, Failures], now: float, clock: float) -> dict[str, Any]:
+    """What gateways tell callers of functions that wait for their next try; `clock` is the wall clock at `now`."""
+    return {
+        name: {
+            "version": failed.version,
+            "count": failed.count,
+            "error": dict(failed.error or {}),
+            "retry_at": clock + failed.retry_at - now,
+        }
+        for name, failed in failures.items()
+        if failed.count and failed.retry_at > now
+    }
 
 
 def merge(decision: Decision, wanted: Wanted, specs: Mapping[str, FunctionSpec]) -> Wanted:
@@ -101,7 +123,12 @@ def merge(decision: Decision, wanted: Wanted, specs: Mapping[str, FunctionSpec])
     for replica in decision.keep:
         after.setdefault(replica.host, {})[replica.id] = wanted[replica.host][replica.id]
     for function, host, device in decision.add:
-        record: dict[str, Any] = {"spec": specs[function].to_dict(), "device": device}
+        record: dict[str, Any] = {
+            "spec": specs[function].to_dict(),
+            "device": device,
+            "failed_before": decision.failures.get(function, Failures()).count,
+            "relieves": any(kept.function == function and kept.state == "ready" for kept in decision.keep),
+        }
         after.setdefault(host, {})[f"{function}-{uuid.uuid4().hex[:6]}"] = record
     return after
 

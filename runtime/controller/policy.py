@@ -10,7 +10,7 @@ from typing import Any
 
 from stoker.runtime.spec import FunctionSpec
 
-MAX_BACKOFF_S = 60.0
+MAX_BACKOFF_S = 30.0
 FIRST_BACKOFF_S = 0.5
 
 Wanted = dict[str, dict[str, dict[str, Any]]]
@@ -40,15 +40,19 @@ class Placed:
     host: str
     device: str
     state: str
+    error: Mapping[str, Any] | None = None
+    born: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Consecutive failed starts of a function's version and when it may be tried again (controller's clock, s)."""
+    """Consecutive failed starts of a function's version, the last one's error, and when it may be tried again
+    (controller's clock, s)."""
 
     version: str = ""
     count: int = 0
     retry_at: float = 0.0
+    error: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +79,19 @@ class Decision:
 def wanted_replicas(spec: FunctionSpec, demand: Demand, current: int, starting: int) -> int:
     """The number of replicas of one function. Never below min or above max; never fewer while there is work."""
     bounds = spec.scaling
-    needed = math.ceil((demand.queued + demand.running) / bounds.target_queue)
+    needed = math.ceil((demand.queued + demand.running) / (bounds.target_queue or capacity(spec)))
     if demand.work or starting:
         return min(bounds.max_replicas, max(bounds.min_replicas, current, needed, 1 if demand.work else 0))
     if demand.idle_s >= bounds.idle_timeout_s:
         return bounds.min_replicas
     return min(bounds.max_replicas, max(bounds.min_replicas, current))
+
+
+def capacity(spec: FunctionSpec) -> int:
+    """Jobs that one replica runs at once."""
+    if spec.kind != "python":
+        return spec.model.max_seqs
+    return spec.concurrency * (spec.batch.max_size if spec.batch else 1)
 
 
 def decide(view: View) -> Decision:
@@ -102,29 +113,36 @@ def decide_function(view: View, spec: FunctionSpec, failed: Failures) -> tuple[l
         if replica.function == spec.name and replica.host in view.hosts and replica.state not in ("failed", "gone")
     ]
     current = [replica for replica in live if replica.version == spec.version]
-    outdated = [replica for replica in live if replica.version != spec.version]
+    # An older version helps out; one of a function that was deleted in between, and made anew, must not.
+    outdated = [replica for replica in live if replica.version != spec.version and replica.born == spec.born]
     starting = sum(replica.state in ("unseen", "starting", "loading") for replica in current)
     wanted = wanted_replicas(spec, view.demands.get(spec.name, Demand()), len(current), starting)
     keep = sorted(current, key=lambda replica: replica.state != "ready")[:wanted]
     missing = max(0, wanted - len(keep))
     if missing and failed.version == spec.version and view.now < failed.retry_at:
-        return keep, 0
+        missing = 0
     ready = any(replica.state == "ready" for replica in keep)
     return keep + ([] if ready or not wanted else outdated), missing
 
 
 def place(view: View, keep: list[Placed], functions: list[str]) -> tuple[tuple[str, str, str], ...]:
-    """The device with the fewest replicas gets the next one."""
+    """The device with the fewest replicas gets the next one; a function that needs a GPU gets one or nothing."""
     load = {(host, device): 0 for host, devices in sorted(view.hosts.items()) for device in devices}
     for replica in keep:
         if (replica.host, replica.device) in load:
             load[replica.host, replica.device] += 1
     placed = []
-    for name in functions if load else []:
-        spot = min(load, key=lambda spot: load[spot])
-        load[spot] += 1
-        placed.append((name, *spot))
+    for name in functions:
+        fitting = [spot for spot in load if fits(view.specs[name], spot[1])]
+        if fitting:
+            spot = min(fitting, key=lambda spot: load[spot])
+            load[spot] += 1
+            placed.append((name, *spot))
     return tuple(placed)
+
+
+def fits(spec: FunctionSpec, device: str) -> bool:
+    return not spec.gpu or device != "cpu"
 
 
 def remember_failures(view: View) -> dict[str, Failures]:
@@ -137,7 +155,7 @@ def remember_failures(view: View) -> dict[str, Failures]:
         known = memory.get(replica.function, Failures(spec.version))
         known = known if known.version == spec.version else Failures(spec.version)
         if replica.state == "failed":
-            memory[replica.function] = count_failure(known, view.now)
+            memory[replica.function] = replace(count_failure(known, view.now), error=replica.error)
         elif replica.state == "ready" and known.count and view.now >= known.retry_at:
             memory[replica.function] = Failures(spec.version)
     return memory

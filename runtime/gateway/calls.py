@@ -3,6 +3,8 @@
 import asyncio
 import hashlib
 import json
+import math
+import time
 from typing import Any, Self
 
 from stoker.queue.events import Event
@@ -13,11 +15,13 @@ from stoker.runtime.gateway.endpoint import Incoming
 from stoker.runtime.gateway.errors import NO_RETRY, ApiError, bad_request, queue_full
 from stoker.runtime.gateway.following import Following
 from stoker.runtime.gateway.outcome import Outcome
+from stoker.runtime.gateway.waiting import replicas_of
 from stoker.runtime.spec import FunctionSpec
 
 ENQUEUE_PATIENCE_S = 2.0
 CANCEL_PATIENCE_S = 60.0
 MAX_KEY = 255
+MANY_FAILURES = 3
 
 
 def idempotency_key(incoming: Incoming) -> str:
@@ -83,6 +87,27 @@ async def enqueue(gateway: Gateway, job: NewJob) -> Enqueued:
     return enqueued
 
 
+async def refuse_failing(gateway: Gateway, spec: FunctionSpec) -> None:
+    """A caller who waits is told at once that the function's workers keep failing to start, and when the next one is
+    tried. Jobs that nobody waits for are accepted as ever. Raises ApiError 503."""
+    view = await gateway.view.snapshot()
+    failing = view.failing.get(spec.name)
+    if not failing or failing["version"] != spec.version or failing["count"] < MANY_FAILURES:
+        return
+    ready = any(replica["state"] == "ready" for replica in replicas_of(view.hosts, spec.name))
+    left_s = math.ceil(failing["retry_at"] - time.time())
+    if left_s > 0 and not ready:
+        error = failing["error"]
+        raise ApiError(
+            503,
+            f"Function '{spec.name}' failed to start {failing['count']} times in a row; the next try is in {left_s} s, "
+            f"or with the next deployment. The last error: {error.get('message') or 'unknown'}",
+            type=str(error.get("type") or "internal_error"),
+            code=error.get("code"),
+            headers={"retry-after": str(left_s), **NO_RETRY},
+        )
+
+
 class Call(Following):
     """A job and the client that waits for it: subscribed before it is enqueued.
 
@@ -95,11 +120,13 @@ class Call(Following):
         self._incoming = incoming
         self._job = job
         self._enqueueing: asyncio.Task[Enqueued] | None = None
+        self._spec = spec
         self._abort = spec.on_disconnect == "abort" and not job.idempotency_key
         self._replayed = False
         self.function = spec.name
 
     async def __aenter__(self) -> Self:
+        await refuse_failing(self._gateway, self._spec)
         self._subscription = self._gateway.bus.watch(self.job_id)
         self._enqueueing = asyncio.create_task(enqueue(self._gateway, self._job))
         try:

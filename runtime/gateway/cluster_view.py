@@ -8,8 +8,9 @@ from typing import Any
 
 from stoker.queue.broker import Broker
 from stoker.queue.cluster import Cluster
-from stoker.queue.records import Backlog
+from stoker.queue.records import Backlog, Job
 from stoker.runtime.gateway.registry import Registry
+from stoker.runtime.gateway.waiting import wait_reason
 from stoker.runtime.spec import FunctionSpec
 
 FRESH_S = 1.0
@@ -17,12 +18,20 @@ FRESH_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`hosts` holds the host agents' report bodies, `wanted_hosts` how many the controller asked for."""
+    """`hosts` holds the host agents' report bodies, `wanted_hosts` how many the controller asked for, `failing` the
+    functions whose workers could not start and wait for their next try."""
 
     functions: Mapping[str, FunctionSpec]
     backlogs: Mapping[str, Backlog]
     hosts: list[Mapping[str, Any]]
     wanted_hosts: int
+    failing: Mapping[str, Any]
+
+    def why_waiting(self, job: Job) -> str:
+        spec = self.functions.get(job.function)
+        failing = self.failing.get(job.function)
+        needs_gpu = bool(spec and spec.gpu)
+        return wait_reason(job, self.backlogs.get(job.function), self.hosts, self.wanted_hosts, failing, needs_gpu)
 
 
 class ClusterView:
@@ -49,7 +58,8 @@ class ClusterView:
         backlogs = await self._broker.backlogs(list(functions))
         hosts = await self._cluster.hosts()
         wanted = await self._cluster.hosts_wanted()
-        return Snapshot(functions, backlogs, [host.body for host in hosts.values()], len(wanted or []))
+        failing = await self._cluster.failing()
+        return Snapshot(functions, backlogs, [host.body for host in hosts.values()], len(wanted or []), failing)
 
 
 def failed(reading: asyncio.Task[Snapshot]) -> bool:

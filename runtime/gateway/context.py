@@ -21,7 +21,6 @@ from stoker.runtime.gateway.metrics import Metrics
 from stoker.runtime.gateway.prompts import PromptEncoders
 from stoker.runtime.gateway.registry import Registry
 from stoker.runtime.gateway.settings import GatewaySettings
-from stoker.runtime.gateway.waiting import wait_reason
 
 START_PATIENCE_S = 30.0
 WHY_TIMEOUT_S = 2.0
@@ -65,7 +64,7 @@ class Gateway:
         if job is None or job.state.terminal:
             self.bus.read(job_id)
             return "waiting for the last events"
-        return wait_reason(job, view.backlogs.get(job.function), view.hosts, view.wanted_hosts) or str(job.state)
+        return view.why_waiting(job) or str(job.state)
 
     async def finish_background(self, grace_s: float) -> None:
         if self._background:

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import re
 import tempfile
 import zipfile
@@ -111,17 +112,27 @@ def bundle_key(digest: str) -> str:
 
 
 async def put_function(incoming: Incoming) -> Response:
-    spec = spec_of(incoming.path("name"), incoming.object())
     gateway = incoming.gateway
+    spec, encoder = await prepare(gateway, spec_of(incoming.path("name"), incoming.object()))
+    existed = await gateway.cluster.function(spec.name) is not None
+    spec = await gateway.registry.with_birth(spec)
+    await remember(gateway, spec, encoder)
+    await gateway.registry.put(spec)
+    return Json(function_object(spec, await gateway.view.snapshot()), status_code=200 if existed else 201)
+
+
+async def prepare(gateway: Gateway, spec: FunctionSpec) -> tuple[FunctionSpec, PromptEncoder | None]:
+    """The spec with its version, once everything that it points at has been found. Raises ApiError 400."""
     encoder = await check_parts(gateway, spec)
     if not spec.version:
         spec = replace(spec, version=version_of(spec, encoder.facts.revision if encoder else spec.code))
+    return spec, encoder
+
+
+async def remember(gateway: Gateway, spec: FunctionSpec, encoder: PromptEncoder | None) -> None:
     if encoder is not None:
         gateway.prompts.keep(spec, encoder)
-    existed = await gateway.cluster.function(spec.name) is not None
     await gateway.broker.set_limits(spec.name, Limits(max_queued=spec.limits.max_queued))
-    await gateway.registry.put(spec)
-    return Json(function_object(spec, await gateway.view.snapshot()), status_code=200 if existed else 201)
 
 
 def spec_of(name: str, body: Mapping[str, Any]) -> FunctionSpec:
@@ -133,8 +144,9 @@ def spec_of(name: str, body: Mapping[str, Any]) -> FunctionSpec:
         raise bad_request(f"The spec is named '{fields['name']}', the URL '{name}'.", param="spec.name")
     try:
         check_name(name)
-        SPEC.validate_python({**fields, "name": name}, strict=False)
-        return FunctionSpec.from_dict({**fields, "name": name})
+        spec = SPEC.validate_json(json.dumps({**fields, "name": name, "born": ""}), strict=True)
+        FunctionSpec.from_dict({**fields, "name": name})
+        return spec
     except InvalidSpec as error:
         raise bad_request(f"{error}.", param="spec", code="invalid_spec") from None
     except ValidationError as error:

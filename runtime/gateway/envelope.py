@@ -6,7 +6,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING
 
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -82,11 +82,17 @@ def request_id(given: str) -> str:
     return given if SANE_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
 
 
+REFUSALS = ("MISCONF", "OOM", "READONLY", "LOADING", "CLUSTERDOWN", "MASTERDOWN")
+
+
 def as_api_error(error: BaseException, request_id: str) -> ApiError:
     """What a client is told about an exception; unexpected ones are logged and stay vague."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, AWAY):
+        return queue_unavailable()
+    if isinstance(error, ResponseError) and str(error).startswith(REFUSALS):
+        log.error("the queue's server refuses writes: %s", error)
         return queue_unavailable()
     kind = "queue" if isinstance(error, RedisError) else "gateway"
     log.error("%s failed on request %s", kind, request_id, exc_info=error)

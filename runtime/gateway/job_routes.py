@@ -12,9 +12,9 @@ from stoker.runtime.gateway.event_stream import EventStream
 from stoker.runtime.gateway.following import job_expired
 from stoker.runtime.gateway.job_events import LAST, job_frames
 from stoker.runtime.gateway.job_object import JobObject, job_object, made_at_ms
-from stoker.runtime.gateway.waiting import WAITING, wait_reason
+from stoker.runtime.gateway.waiting import WAITING
 
-STREAM_ID = re.compile(r"\d{1,20}-\d{1,20}")
+STREAM_ID = re.compile(r"\d{1,18}-\d{1,18}")
 
 
 async def get_job(incoming: Incoming) -> Response:
@@ -77,4 +77,4 @@ async def described(incoming: Incoming, job: Job) -> JobObject:
     if job.state not in WAITING:
         return job_object(job, "")
     view = await incoming.gateway.view.snapshot()
-    return job_object(job, wait_reason(job, view.backlogs.get(job.function), view.hosts, view.wanted_hosts))
+    return job_object(job, view.why_waiting(job))

@@ -1,7 +1,6 @@
 """From messages or text to token ids, with the tokenizer and chat template that were published with the weights."""
 
 import asyncio
-import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -11,9 +10,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from stoker.coldstart.failures import ManifestInvalid, ObjectAltered
-from stoker.coldstart.manifest import Manifest, read_manifest
-from stoker.coldstart.store import ObjectStore, open_store
+from stoker.coldstart.failures import ManifestInvalid
+from stoker.coldstart.manifest import read_documents, read_manifest
+from stoker.coldstart.store import open_store
 from stoker.runtime.gateway.chat_template import (
     ChatTemplate,
     Message,
@@ -118,24 +117,11 @@ def id_list(value: int | Sequence[int] | None) -> Sequence[int]:
     return (value,) if isinstance(value, int) else value
 
 
-def read_documents(store: ObjectStore, manifest: Manifest) -> dict[str, bytes]:
-    """Raises a ColdStartError that names the object for a missing or altered document."""
-    wanted = [entry for name, entry in manifest.documents.items() if name in DOCUMENTS]
-    return {entry.name: read_checked(store, entry.name, entry.digest) for entry in wanted}
-
-
-def read_checked(store: ObjectStore, name: str, digest: str) -> bytes:
-    data = store.read(name)
-    if hashlib.sha256(data).hexdigest() != digest:
-        raise ObjectAltered(f"{store.url}/{name}", None, "its SHA-256 is not the published one")
-    return data
-
-
 def load_encoder(weights: str) -> PromptEncoder:
     """Blocking; raises ColdStartError or ValueError (a bad URL)."""
     store = open_store(weights)
     manifest = read_manifest(store)
-    return PromptEncoder(read_documents(store, manifest), manifest.revision)
+    return PromptEncoder(read_documents(store, manifest, DOCUMENTS), manifest.revision)
 
 
 class PromptEncoders:

@@ -1,6 +1,8 @@
 """Deployed functions as the gateway reads them: cached for a moment, to save each call a round trip."""
 
 import time
+import uuid
+from dataclasses import replace
 from typing import Any
 
 from stoker.queue.cluster import Cluster
@@ -34,6 +36,19 @@ class Registry:
     async def put(self, spec: FunctionSpec) -> None:
         await self._cluster.put_function(spec.name, spec.to_dict())
         self._remember(spec.to_dict())
+
+    async def with_birth(self, spec: FunctionSpec) -> FunctionSpec:
+        """Marks the spec as a version of what is deployed under its name, or as a new function."""
+        found = await self._cluster.function(spec.name)
+        return replace(spec, born=found["born"] if found else uuid.uuid4().hex)
+
+    async def replace(self, specs: list[FunctionSpec], deleted: list[str]) -> None:
+        """All of it in one step."""
+        await self._cluster.replace_functions({spec.name: spec.to_dict() for spec in specs}, deleted)
+        for spec in specs:
+            self._remember(spec.to_dict())
+        for name in deleted:
+            self._known.pop(name, None)
 
     async def delete(self, name: str) -> None:
         """Raises ApiError 404."""

@@ -7,7 +7,8 @@ from typing import Any
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stoker.runtime.gateway import deploy_routes, function_routes, job_routes, openai_routes, system_routes
+from stoker.runtime.gateway import app_routes, deploy_routes, function_routes, job_routes, openai_routes, system_routes
+from stoker.runtime.gateway.app_routes import AppObject, AppRequest
 from stoker.runtime.gateway.deploy_routes import (
     BundleObject,
     DeletedFunction,
@@ -34,6 +35,7 @@ CALLS = {
     409: "The idempotency key was used with a different body.",
     429: "Too many jobs wait; see Retry-After.",
     500: "The function failed.",
+    503: "The function's workers can't start; see Retry-After.",
     504: "A time limit passed.",
 }
 KEY = {"Idempotency-Key": "The same key and body give the first request's answer; the job then outlives its client."}
@@ -102,6 +104,15 @@ ENDPOINTS = [
         "Functions",
         answer=FunctionObject,
         problems=NO_FUNCTION,
+    ),
+    Endpoint(
+        "PUT",
+        "/v1/apps/{name}",
+        app_routes.put_app,
+        "Deploy an app: all of its functions at once; those it no longer has are removed.",
+        "Functions",
+        request=AppRequest,
+        answer=AppObject,
     ),
     Endpoint(
         "PUT",

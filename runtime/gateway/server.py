@@ -18,6 +18,7 @@ def server(settings: GatewaySettings, host: str, port: int) -> uvicorn.Server:
         port=port,
         log_level="warning",
         access_log=False,
+        ws="none",
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=SHUTDOWN_S,

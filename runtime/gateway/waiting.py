@@ -11,10 +11,18 @@ MESSAGE_LIMIT = 200
 Replica = Mapping[str, Any]
 
 
-def wait_reason(job: Job, backlog: Backlog | None, hosts: Sequence[Mapping[str, Any]], wanted_hosts: int = 0) -> str:
+def wait_reason(
+    job: Job,
+    backlog: Backlog | None,
+    hosts: Sequence[Mapping[str, Any]],
+    wanted_hosts: int = 0,
+    failing: Mapping[str, Any] | None = None,
+    needs_gpu: bool = False,
+) -> str:
     """ "" for a job that runs or has ended.
 
-    `hosts` are report bodies (see the host agent); `wanted_hosts` is how many the controller asked its provider for.
+    `hosts` are report bodies (see the host agent); `wanted_hosts` is how many the controller asked its provider for;
+    `failing` is the controller's note about this function's failed starts.
     """
     if job.state not in WAITING:
         return ""
@@ -26,10 +34,12 @@ def wait_reason(job: Job, backlog: Backlog | None, hosts: Sequence[Mapping[str, 
         return loading(replicas)
     if "starting" in states:
         return "starting worker"
-    if "failed" in states:
-        return f"worker failing: {failure(replicas)}"
+    if failing or "failed" in states:
+        return f"worker failing: {failure(replicas, failing)}"
     if not hosts:
         return "starting host" if wanted_hosts else "no host available"
+    if needs_gpu and all(host["device"] == "cpu" for host in hosts):
+        return "no host with a GPU available"
     return "restarting after a lost attempt" if job.state is JobState.RETRYING else "queued"
 
 
@@ -51,6 +61,7 @@ def loading(replicas: Iterable[Replica]) -> str:
     return f"loading weights {int(100 * max(shares))} %" if shares else "loading weights"
 
 
-def failure(replicas: Iterable[Replica]) -> str:
+def failure(replicas: Iterable[Replica], failing: Mapping[str, Any] | None) -> str:
     errors = [replica["error"] for replica in replicas if replica["state"] == "failed" and replica.get("error")]
+    errors = errors or ([failing["error"]] if failing and failing["error"] else [])
     return str(errors[-1].get("message") or errors[-1].get("type"))[:MESSAGE_LIMIT] if errors else "no reason reported"

@@ -25,7 +25,7 @@ from stoker.runtime.worker.function_replica import FunctionReplica
 from stoker.runtime.worker.host import Host, log_path
 from stoker.runtime.worker.llm_replica import LlmReplica
 from stoker.runtime.worker.reconcile import compare
-from stoker.runtime.worker.replica import Replica
+from stoker.runtime.worker.replica import Replica, Start
 from stoker.runtime.worker.zygote_link import ZygoteLink
 
 REPORT_S = 0.5
@@ -102,9 +102,10 @@ class Agent:
 
     def _make(self, id: str, record: dict[str, Any]) -> Replica:
         spec = FunctionSpec.from_dict(record["spec"])
+        start = Start(record["failed_before"], record["relieves"])
         if spec.kind == "python":
-            return FunctionReplica(id, spec, self._host)
-        return LlmReplica(id, spec, self._host, record["device"])
+            return FunctionReplica(id, spec, self._host, start)
+        return LlmReplica(id, spec, self._host, start, record["device"])
 
     def _stop(self, id: str) -> None:
         replica = self._replicas[id]

@@ -13,9 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from stoker.runtime.processes import die_with_parent
-from stoker.runtime.sdk import Function, call
-from stoker.runtime.wire import Channel, ChannelClosed, Frame, encode
+from stoker.runtime.processes import die_with_parent, parent_mark
+from stoker.runtime.sdk import Function, InvalidInput, call
+from stoker.runtime.wire import Channel, ChannelClosed, Frame
+from stoker.runtime.worker.values import BadValue, check
 
 Item = list[Any]
 
@@ -39,13 +40,27 @@ def user_error(error: BaseException) -> dict[str, Any]:
     """What the function's owner sees: the traceback begins in their code."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not Path(frame.filename).resolve().is_relative_to(RUNTIME)]
-    lines = traceback.format_list(own) + traceback.format_exception_only(error)
+    lines = [*traceback.format_list(own), f"{type(error).__name__}: {text_of(error)}\n"]
     return {
         "type": "function_error",
-        "message": f"{type(error).__name__}: {error}",
+        "message": f"{type(error).__name__}: {text_of(error)}{hint(error)}",
         "code": type(error).__name__,
         "traceback": "".join(lines),
     }
+
+
+def text_of(error: BaseException) -> str:
+    """User exceptions may fail even at saying what they are."""
+    try:
+        return str(error).encode(errors="replace").decode()
+    except BaseException as second:
+        return f"(its message raised {type(second).__name__})"
+
+
+def hint(error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return f" (install it for the workers, or, if {error.name} lies beside the app, name it in App(include=(...,)))"
+    return ""
 
 
 def run_single(body: Callable[..., Any], item: Item, emit: Callable[[str, Any], None]) -> Item:
@@ -56,8 +71,11 @@ def run_single(body: Callable[..., Any], item: Item, emit: Callable[[str, Any], 
             result = asyncio.run(awaited(result))
         if inspect.isgenerator(result):
             result = exhaust(result, lambda part: emit(job_id, part))
+        check(result)
         return [job_id, True, result]
-    except Exception as error:
+    except InvalidInput as error:
+        return [job_id, False, {"type": "invalid_request_error", "message": str(error), "code": "invalid_input"}]
+    except BaseException as error:
         return [job_id, False, user_error(error)]
 
 
@@ -69,6 +87,7 @@ def exhaust(generator: Any, emit: Callable[[Any], None]) -> list[Any]:
     """Streams each value and returns them all, so that a caller who doesn't stream gets the same answer."""
     values = []
     for value in generator:
+        check(value)
         emit(value)
         values.append(value)
     return values
@@ -80,18 +99,26 @@ def run_batch(body: Callable[..., Any], items: list[Item]) -> list[Item]:
         results = body([value for _, value in items])
         if inspect.isawaitable(results):
             results = asyncio.run(awaited(results))
+        if not isinstance(results, list | tuple) and not hasattr(results, "tolist"):
+            raise BatchMismatch(f"a batched function must return a list, not a {type(results).__name__}")
         results = list(results)
         if len(results) != len(items):
             raise BatchMismatch(
                 f"a batched function must return one result for each input: {len(items)} in, {len(results)} out"
             )
-    except Exception as error:
+    except BaseException as error:
         return [[job_id, False, user_error(error)] for job_id, _ in items]
     return [settle(job_id, result) for (job_id, _), result in zip(items, results, strict=True)]
 
 
 def settle(job_id: str, result: Any) -> Item:
-    return [job_id, False, user_error(result)] if isinstance(result, Exception) else [job_id, True, result]
+    if isinstance(result, Exception):
+        return [job_id, False, user_error(result)]
+    try:
+        check(result)
+        return [job_id, True, result]
+    except BadValue as error:
+        return [job_id, False, user_error(error)]
 
 
 def answer(channel: Channel, body: Callable[..., Any], frame: Frame) -> None:
@@ -102,24 +129,7 @@ def answer(channel: Channel, body: Callable[..., Any], frame: Frame) -> None:
         results = run_batch(body, frame["items"])
     else:
         results = [run_single(body, item, emit) for item in frame["items"]]
-    send_results(channel, results)
-
-
-def send_results(channel: Channel, results: list[Item]) -> None:
-    try:
-        channel.send({"t": "results", "items": results})
-    except (TypeError, ValueError, OverflowError):
-        channel.send({"t": "results", "items": [sendable(item) for item in results]})
-
-
-def sendable(item: Item) -> Item:
-    """A result that msgpack can't carry fails its own job, not its neighbours'."""
-    try:
-        encode({"item": item})
-        return item
-    except (TypeError, ValueError, OverflowError) as error:
-        hint = f"the result can't be sent ({error}); return numbers, text, bytes, lists, dicts or None"
-        return [item[0], False, user_error(TypeError(hint))]
+    channel.send({"t": "results", "items": results})
 
 
 def serve(channel: Channel, body: Callable[..., Any], concurrency: int) -> None:
@@ -134,6 +144,11 @@ def serve(channel: Channel, body: Callable[..., Any], concurrency: int) -> None:
             pool.submit(answer, channel, body, frame)
 
 
+def follow_in_forks() -> None:
+    """What user code forks (os.fork, multiprocessing) ends with this process."""
+    os.register_at_fork(before=lambda: os.environ.update(parent_mark(os.getpid())), after_in_child=die_with_parent)
+
+
 def main() -> None:
     die_with_parent()
     parser = argparse.ArgumentParser()
@@ -143,6 +158,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, required=True)
     options = parser.parse_args()
     channel = Channel.from_fd(options.socket_fd)
+    follow_in_forks()
     sys.path.insert(0, options.folder)
     os.chdir(options.folder)
     started = time.monotonic_ns()

@@ -15,7 +15,7 @@ from stoker.runtime.wire import AsyncChannel, ChannelClosed, Frame, socket_pair
 from stoker.runtime.worker.bundles import unpack_bundle
 from stoker.runtime.worker.engine_link import describe_exit
 from stoker.runtime.worker.host import Host
-from stoker.runtime.worker.replica import Record, Replica, StartFailed
+from stoker.runtime.worker.replica import Record, Replica, Start, StartFailed
 from stoker.runtime.worker.zygote_link import Forked
 
 MODULE = "stoker.runtime.worker.function_process"
@@ -25,11 +25,12 @@ ABORT_GRACE_S = 2.0
 class FunctionReplica(Replica):
     """Jobs of one batch run in one call; a job that is lost while it runs is ignored, then its process is killed."""
 
-    def __init__(self, id: str, spec: FunctionSpec, host: Host) -> None:
-        super().__init__(id, spec, host)
+    def __init__(self, id: str, spec: FunctionSpec, host: Host, start: Start) -> None:
+        super().__init__(id, spec, host, start)
         self._process: Forked | None = None
         self._channel: AsyncChannel | None = None
         self._reader: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self._overdue: dict[str, asyncio.TimerHandle] = {}
         self._busy: set[frozenset[str]] = set()
@@ -67,6 +68,7 @@ class FunctionReplica(Replica):
             os.close(fd)
         self._channel = await AsyncChannel.open(sock)
         self._reader = asyncio.create_task(self._read(self._channel))
+        self._watcher = asyncio.create_task(self._watch(self._process, self._channel))
 
     async def unload(self) -> None:
         process, channel = self._process, self._channel
@@ -76,8 +78,9 @@ class FunctionReplica(Replica):
             channel.send({"t": "stop"})
         await stop_child(process, grace_s=ABORT_GRACE_S, group=True)
         await channel.close()
-        if self._reader:
-            await self._reader
+        for task in (self._reader, self._watcher):
+            if task:
+                await task
 
     async def take_work(self) -> None:
         free = await self.room(self._batch_size * self.spec.concurrency)
@@ -125,6 +128,12 @@ class FunctionReplica(Replica):
             self._overdue[job_id] = asyncio.get_running_loop().call_later(ABORT_GRACE_S, self._kill_if_alone, job_id)
         elif self._process and self._process.returncode is None:
             send_signal(self._process, signal.SIGKILL, group=True)
+
+    async def _watch(self, process: Forked, channel: AsyncChannel) -> None:
+        """Its exit counts, not the end of its channel: what user code forked may hold that open."""
+        await process.wait()
+        send_signal(process, signal.SIGKILL, group=True)
+        await channel.close()
 
     async def _read(self, channel: AsyncChannel) -> None:
         try:

@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from stoker.coldstart.failures import ColdStartError
-from stoker.coldstart.manifest import Manifest, read_manifest
+from stoker.coldstart.manifest import Manifest, read_documents, read_manifest
 from stoker.coldstart.store import ObjectStore, open_store
 from stoker.queue.records import Claim, pack
 from stoker.runtime.spec import FunctionSpec
@@ -17,7 +17,7 @@ from stoker.runtime.wire import Frame
 from stoker.runtime.worker.answer import Answer
 from stoker.runtime.worker.engine_link import EngineDied, EngineLink, ModelPort
 from stoker.runtime.worker.host import Host
-from stoker.runtime.worker.replica import Record, Replica, StartFailed
+from stoker.runtime.worker.replica import Record, Replica, Start, StartFailed
 from stoker.runtime.worker.weights_feed import WeightsFeed
 
 ENGINE_DOCUMENTS = ("config.json", "generation_config.json")
@@ -26,8 +26,8 @@ ENGINE_DOCUMENTS = ("config.json", "generation_config.json")
 class LlmReplica(Replica):
     """One model in the engine process of one device."""
 
-    def __init__(self, id: str, spec: FunctionSpec, host: Host, device: str) -> None:
-        super().__init__(id, spec, host)
+    def __init__(self, id: str, spec: FunctionSpec, host: Host, start: Start, device: str) -> None:
+        super().__init__(id, spec, host, start)
         self._device = device
         self._engine: EngineLink = host.engine(device)
         self._answers: dict[str, Answer] = {}
@@ -204,7 +204,7 @@ def read_model(url: str) -> tuple[ObjectStore, Manifest, dict[str, bytes]]:
     """The store, the manifest and the small documents of a published model. Raises ColdStartError."""
     store = open_store(url)
     manifest = read_manifest(store)
-    documents = {name: store.read(name) for name in manifest.documents}
+    documents = read_documents(store, manifest)
     if "tokenizer.json" not in documents:
         raise ColdStartError(f"{url}/tokenizer.json", None, "the model was published without a tokenizer")
     return store, manifest, documents

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import time
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from stoker.coldstart.failures import ColdStartError
@@ -17,6 +18,8 @@ from stoker.runtime.worker.outbox import Outbox
 State = Literal["starting", "loading", "ready", "draining", "failed", "gone"]
 Record = dict[str, Any]
 
+MANY_FAILURES = 3
+
 log = logging.getLogger("stoker.worker")
 
 
@@ -28,11 +31,21 @@ class StartFailed(Exception):
         self.error = error
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Why a replica is started: how many of its version failed to start before it, in a row; and whether it is to
+    relieve an older version that still serves."""
+
+    failed_before: int = 0
+    relieves: bool = False
+
+
 class Replica(ABC):
     """Life: starting, loading, ready, draining, gone; or failed, and then the controller decides what comes next."""
 
-    def __init__(self, id: str, spec: FunctionSpec, host: Host) -> None:
+    def __init__(self, id: str, spec: FunctionSpec, host: Host, start: Start) -> None:
         self.id = id
+        self._start = start
         self.spec = spec
         self.host = host
         self.state: State = "starting"
@@ -76,11 +89,13 @@ class Replica(ABC):
 
     async def stop(self, grace_s: float) -> None:
         """Drains: no new work, what runs may finish within `grace_s`, the rest goes back to the head of its lane."""
+        if self._stopping.is_set() and self.state == "draining":
+            return
         self._stopping.set()
-        if self.state in ("starting", "loading") and self._task:
+        before, self.state = self.state, "draining" if self.state in ("starting", "loading", "ready") else self.state
+        if before in ("starting", "loading") and self._task:
             self._task.cancel()
-        if self.state == "ready":
-            self.state = "draining"
+        if before == "ready":
             await self._finish_held(grace_s)
         if self._task:
             with contextlib.suppress(asyncio.CancelledError):
@@ -175,23 +190,34 @@ class Replica(ABC):
                 self.state = "gone"
 
     async def _load(self) -> None:
+        limit_s = self.spec.limits.start_up_within_s
         try:
-            await self.load()
+            async with asyncio.timeout(limit_s or None):
+                await self.load()
+        except StartFailed:
+            raise
         except ColdStartError as error:
             raise StartFailed(cold_start_record(error)) from error
-        except (OSError, ValueError) as error:
-            raise StartFailed({"type": "cold_start_error", "message": str(error), "code": None}) from error
+        except TimeoutError as error:
+            message = f"the worker was not ready after {limit_s:g} s, the limit of its start"
+            raise StartFailed({"type": "timeout_error", "message": message, "code": "start_timed_out"}) from error
+        except Exception as error:
+            log.exception("replica %s of %s", self.id, self.spec.name)
+            message = f"{type(error).__name__}: {error}"
+            raise StartFailed({"type": "cold_start_error", "message": message, "code": type(error).__name__}) from error
         self._ready_at = time.monotonic()
         if self.state in ("starting", "loading"):
             self.state = "ready"
 
     async def _fail_waiting(self, error: Record) -> None:
-        """A load that fails uses up one attempt of every job that waited for it, so that none waits for ever."""
+        """A load that fails uses up one attempt of every job that waited for it, so that none waits for ever. After
+        several failures in a row nobody is made to wait through more of them. An older version that still serves is
+        left to do so."""
         log.error("replica %s of %s failed to start: %s", self.id, self.spec.name, error["message"])
         self.state, self.error = "failed", error
-        for claim in await self.host.claim(self.spec.name, 1000):
+        for claim in [] if self._start.relieves else await self.host.claim(self.spec.name, 1000):
             self.hold(claim)
-            self.fail(claim, error, retry=True)
+            self.fail(claim, error, retry=self._start.failed_before + 1 < MANY_FAILURES)
         await self.outbox.drained()
 
     async def _finish_held(self, grace_s: float) -> None:

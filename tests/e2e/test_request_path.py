@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from stoker.runtime.local import LocalStack
-from stoker.runtime.sdk import StokerError
+from stoker.runtime.sdk import Client, StokerError
 from tests.e2e.apps import write_chat
 
 pytestmark = [pytest.mark.real_model, pytest.mark.xdist_group("e2e")]
@@ -166,6 +166,61 @@ def test_workers_go_back_to_zero_and_wake_again(stack: LocalStack, smollm2_store
     ask(stack, max_tokens=2)
     wait_asleep(stack, "chat")
     assert ask(stack)["choices"][0]["message"]["content"] == ANSWER
+
+
+def write_app(folder: Path, body: str, name: str = "extra") -> Path:
+    path = folder / "extra_app.py"
+    path.write_text(f"import stoker\n\napp = stoker.App({name!r})\n\n{body}\n")
+    return path
+
+
+ONE = "@app.function()\ndef first(x):\n    return 1\n\n"
+TWO = "@app.function()\ndef second(x):\n    return 2\n\n"
+
+
+def failure(client: Client, function: str) -> StokerError:
+    with pytest.raises(StokerError) as caught:
+        client.invoke(function)
+    return caught.value
+
+
+def test_an_app_is_deployed_whole_or_not_at_all(stack: LocalStack, app_folder: Path) -> None:
+    stack.deploy(write_app(app_folder, ONE + TWO))
+    with stack.client() as client:
+        assert (client.invoke("first"), client.invoke("second")) == (1, 2)
+        with pytest.raises(StokerError, match="nowhere"):
+            stack.deploy(write_app(app_folder, ONE.replace("1", "3") + "app.llm('bad', weights='file:///nowhere')\n"))
+        assert (client.invoke("first"), client.invoke("second")) == (1, 2)
+        stack.deploy(write_app(app_folder, TWO))
+        with pytest.raises(StokerError) as caught:
+            client.invoke("first")
+        assert caught.value.status == 404
+
+
+def test_an_app_can_not_replace_the_function_of_another(stack: LocalStack, app_folder: Path) -> None:
+    with pytest.raises(StokerError, match="belongs to app 'tools'"):
+        stack.deploy(write_app(app_folder, "@app.function()\ndef add(x):\n    return 0\n", name="intruder"))
+
+
+def test_a_function_that_can_not_start_says_so_at_once_and_recovers_with_a_deployment(
+    stack: LocalStack, app_folder: Path
+) -> None:
+    body = "@app.function()\ndef late(x):\n    return {value}\n"
+    hidden = "import os\nif 'extra_app' in __name__ and 'bundles' in __file__:\n    import not_installed_here\n"
+    stack.deploy(write_app(app_folder, hidden + body.format(value=1)))
+    with stack.client() as client:
+        with pytest.raises(StokerError, match="not_installed_here"):
+            client.invoke("late")
+        refused = [error for error in (failure(client, "late") for _ in range(4)) if "in a row" in str(error)]
+        assert refused and refused[0].status == 503 and "not_installed_here" in str(refused[0])
+        stack.deploy(write_app(app_folder, body.format(value=2)))
+        assert client.invoke("late") == 2
+
+
+def test_a_wrong_input_is_a_400(stack: LocalStack) -> None:
+    with stack.client() as client, pytest.raises(StokerError, match="x, y .optional.") as caught:
+        client.invoke("add", 3)
+    assert caught.value.status == 400 and caught.value.job_id
 
 
 def test_missing_weights_are_refused_at_deployment(stack: LocalStack, tmp_path: Path, app_folder: Path) -> None:

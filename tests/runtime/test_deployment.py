@@ -72,6 +72,14 @@ def test_a_file_that_is_missing_or_has_an_impossible_name(tmp_path: Path) -> Non
         load_apps(path)
 
 
+def test_an_app_that_can_not_be_imported_shows_the_users_own_lines(tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text("def helper():\n    return 1 / 0\n\nhelper()\n")
+    with pytest.raises(InvalidSpec, match="ZeroDivisionError") as caught:
+        load_apps(path)
+    assert "return 1 / 0" in str(caught.value) and "deployment.py" not in str(caught.value)
+
+
 def test_bundles_can_not_write_outside_their_folder(tmp_path: Path) -> None:
     buffer = BytesIO()
     with zipfile.ZipFile(buffer, "w") as bundle:

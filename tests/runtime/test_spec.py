@@ -44,6 +44,13 @@ def test_an_app_refuses_the_same_name_twice() -> None:
         app.llm("chat", weights="file:///y")
 
 
+def test_misuse_of_the_decorator_and_of_include_says_what_to_write() -> None:
+    with pytest.raises(InvalidSpec, match="parentheses"):
+        App("shop").function(lambda x: x)
+    with pytest.raises(InvalidSpec, match="tuple"):
+        App("shop", include="helpers")  # type: ignore[arg-type]
+
+
 def test_a_decorated_function_still_runs_here() -> None:
     app = App("shop")
 

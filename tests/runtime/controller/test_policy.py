@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,6 +80,21 @@ def test_a_queue_over_the_target_adds_replicas_up_to_the_maximum() -> None:
     function = spec(max_replicas=3, target_queue=10)
     assert len(choose(Demand(queued=15, idle_s=0), (), function).add) == 2
     assert len(choose(Demand(queued=500, idle_s=0), (), function).add) == 3
+
+
+def test_without_a_target_a_replica_is_added_for_what_one_can_run_at_once() -> None:
+    assert len(choose(Demand(queued=3, idle_s=0), (), spec(max_replicas=8)).add) == 3
+
+
+def test_a_function_that_needs_a_gpu_waits_for_one() -> None:
+    function = FunctionSpec(name="f", kind="python", version="v1", gpu="any")
+    assert choose(Demand(queued=1, idle_s=0), (), function, hosts={"h0": ["cpu"]}).add == ()
+    assert choose(Demand(queued=1, idle_s=0), (), function).add == (("f", "h1", "cuda:0"),)
+
+
+def test_the_last_error_of_a_failing_function_is_remembered() -> None:
+    failed = replace(replica("a", "failed"), error={"message": "no such module"})
+    assert choose(Demand(queued=1, idle_s=0), (failed,)).failures["f"].error == {"message": "no such module"}
 
 
 def test_new_replicas_spread_over_devices() -> None:

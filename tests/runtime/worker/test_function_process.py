@@ -1,9 +1,12 @@
+import asyncio
+from datetime import datetime
 from typing import Any
 
+import msgpack
 import pytest
 
-from stoker.runtime.sdk import call
-from stoker.runtime.worker.function_process import run_batch, run_single, sendable
+from stoker.runtime.sdk import InvalidInput, call
+from stoker.runtime.worker.function_process import run_batch, run_single, user_error
 
 
 def silent(job_id: str, value: Any) -> None:
@@ -48,9 +51,57 @@ def test_a_batch_of_the_wrong_length_says_so_to_all() -> None:
     assert "2 in, 1 out" in results[0][2]["message"]
 
 
-def test_an_unsendable_result_fails_alone() -> None:
-    assert sendable(["a", True, 1]) == ["a", True, 1]
-    assert sendable(["b", True, object()])[1] is False
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (object(), "object"),
+        ({(1, 2): 3}, "tuple"),
+        ({1, 2}, "set"),
+        (1 << 70, "64 bits"),
+        ("\ud800", "surrogate"),
+        (datetime(2026, 1, 1), "datetime"),
+        (msgpack.Timestamp(1), "Timestamp"),
+    ],
+)
+def test_a_result_that_can_not_be_sent_fails_alone_and_says_why(value: Any, problem: str) -> None:
+    good, bad = run_batch(lambda values: values, [["a", 1], ["b", value]])
+    assert good == ["a", True, 1] and bad[1] is False and problem in bad[2]["message"]
+    assert problem in run_single(lambda x: [x], ["c", value], silent)[2]["message"]
+
+
+def test_a_result_may_be_deep_but_not_endless() -> None:
+    def nested(levels: int) -> list[Any]:
+        value: list[Any] = []
+        for _ in range(levels - 1):
+            value = [value]
+        return value
+
+    assert run_single(nested, ["a", 100], silent)[1] is True
+    assert "nested" in run_single(nested, ["a", 102], silent)[2]["message"]
+    endless: list[Any] = []
+    endless.append(endless)
+    assert "nested" in run_single(lambda x: endless, ["a", 1], silent)[2]["message"]
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), GeneratorExit(), Unspeakable()]
+)
+def test_nothing_that_is_thrown_is_lost(error: BaseException) -> None:
+    def throw(x: Any) -> Any:
+        raise error
+
+    assert run_single(throw, ["a", 1], silent)[2]["code"] == type(error).__name__
+    assert run_batch(throw, [["a", 1]])[0][2]["code"] == type(error).__name__
+
+
+@pytest.mark.parametrize("result", ["ab", {"a": 1, "b": 2}])
+def test_a_batch_returns_a_list_not_something_as_long(result: Any) -> None:
+    assert "must return a list" in run_batch(lambda values: result, [["a", 1], ["b", 2]])[0][2]["message"]
 
 
 def test_inputs_are_passed_as_the_parameters_ask() -> None:
@@ -60,5 +111,17 @@ def test_inputs_are_passed_as_the_parameters_ask() -> None:
     assert call(both, {"x": 3, "y": 2}) == 6
     assert call(lambda body: body, {"x": 3}) == {"x": 3}
     assert call(lambda: 7, None) == 7
-    with pytest.raises(TypeError, match="x, y"):
-        call(both, 3)
+    for wrong in (3, {}, {"x": 1, "z": 2}):
+        with pytest.raises(InvalidInput, match=r"x, y \(optional\)"):
+            call(both, wrong)
+    with pytest.raises(InvalidInput, match="takes no input"):
+        call(lambda: 7, {"a": 1})
+
+
+def test_a_wrong_input_is_the_callers_error_not_the_functions() -> None:
+    error = run_single(lambda x, y: x, ["a", 3], silent)[2]
+    assert error["type"] == "invalid_request_error"
+
+
+def test_a_missing_module_says_what_to_do() -> None:
+    assert "App(include=" in user_error(ModuleNotFoundError("No module named 'helper'", name="helper"))["message"]

@@ -110,3 +110,4 @@ async def test_a_request_to_a_zygote_that_can_not_start_fails(tmp_path: Path, mo
     link = ZygoteLink(tmp_path / "zygote.log")
     with pytest.raises(ZygoteGone):
         await link.fork("anything", name="x", env={}, fds=(), log=tmp_path / "child.log")
+    await link.close()
