@@ -8,24 +8,23 @@ import asyncio
 from collections import deque
 from typing import Any
 
-import hiredis
-from redis._parsers.base import BaseParser
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, ReadOnlyError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from stoker.queue.link import Link, connected, packed
+
 SHARED = frozenset(
     ("DEL", "EVAL", "EVALSHA", "GET", "HDEL", "HGET", "HGETALL", "HSET", "MGET", "PING", "PUBLISH", "SADD", "SET")
     + ("SMEMBERS", "SREM", "XRANGE")
 )
-NOTHING_YET = object()
 NEVER_S = 86_400.0
 
 
-class Line(asyncio.Protocol):
-    """One open connection: commands in order, replies in order.
+class Line:
+    """Commands in order, replies in order, over one connection.
 
     A reply that is `timeout_s` late ends the line, and every call on it raises. Nothing is ever sent twice.
     """
@@ -33,61 +32,24 @@ class Line(asyncio.Protocol):
     def __init__(self, connection: AbstractConnection, timeout_s: float) -> None:
         self.usable = True
         self._timeout_s = timeout_s
-        self._reader = hiredis.Reader(
-            protocolError=InvalidResponse, replyError=BaseParser.parse_error, notEnoughData=NOTHING_YET
-        )
-        self._outgoing: list[bytes] = []
-        self._paused = False
         self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()
         self._watch: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
-        self._lost = self._loop.create_future()
-        # A StreamWriter that is collected closes its transport.
-        self._writer, connection._writer, connection._reader = connection._writer, None, None
-        assert self._writer is not None
-        self._transport: asyncio.Transport = self._writer.transport  # type: ignore[assignment]
-        self._transport.set_protocol(self)
+        self._link = Link(connection, self._settle, self._fail)
 
     def send(self, command: bytes) -> asyncio.Future[Any]:
         """The reply, later. Cancelling it leaves the line as it is."""
         reply: asyncio.Future[Any] = self._loop.create_future()
         now = self._loop.time()
-        if not self._waiting and self._watch is None:
+        if self._watch is None:
             self._watch = self._loop.call_at(now + self._timeout_s, self._check)
         self._waiting.append((reply, now))
-        if not self._outgoing:
-            self._loop.call_soon(self._flush)
-        self._outgoing.append(command)
+        self._link.send(command)
         return reply
 
     async def close(self) -> None:
-        self._end(RedisConnectionError("the client was closed"))
-        await self._lost
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            self._reader.feed(data)
-            while (reply := self._reader.gets()) is not NOTHING_YET:
-                self._settle(reply)
-        except InvalidResponse as error:
-            self._end(error)
-
-    def pause_writing(self) -> None:
-        self._paused = True
-
-    def resume_writing(self) -> None:
-        self._paused = False
-        self._flush()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._end(RedisConnectionError(f"connection to the server lost: {exc}" if exc else "the server hung up"))
-        if not self._lost.done():
-            self._lost.set_result(None)
-
-    def _flush(self) -> None:
-        if self._outgoing and not self._paused and not self._transport.is_closing():
-            commands, self._outgoing = self._outgoing, []
-            self._transport.write(b"".join(commands))
+        self._link.end(RedisConnectionError("the client was closed"))
+        await self._link.ended()
 
     def _settle(self, reply: Any) -> None:
         if not self._waiting:
@@ -109,16 +71,14 @@ class Line(asyncio.Protocol):
             return
         due = self._waiting[0][1] + self._timeout_s
         if due <= self._loop.time():
-            self._end(RedisTimeoutError("Timeout reading from socket"))
+            self._link.end(RedisTimeoutError("Timeout reading from socket"))
         else:
             self._watch = self._loop.call_at(due, self._check)
 
-    def _end(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         self.usable = False
         if self._watch is not None:
             self._watch.cancel()
-            self._watch = None
-        self._transport.abort()
         waiting, self._waiting = self._waiting, deque()
         for future, _ in waiting:
             if not future.done():
@@ -137,7 +97,7 @@ class PipelinedRedis(Redis):
         name = args[0]
         if name not in SHARED:
             return await super().execute_command(*args, **options)
-        command = hiredis.pack_command(args)
+        command = packed(*args)
         line = self._line
         if line is None or not line.usable:
             line = await self._open()
@@ -158,11 +118,6 @@ class PipelinedRedis(Redis):
                 if self._line.usable:
                     return self._line
                 await self._line.close()
-            connection = self.connection_pool.make_connection()
-            try:
-                await connection.connect()
-                self._line = Line(connection, connection.socket_timeout or NEVER_S)
-            except BaseException:
-                await connection.disconnect(nowait=True)
-                raise
+            connection = await connected(self.connection_pool)
+            self._line = Line(connection, connection.socket_timeout or NEVER_S)
             return self._line

@@ -1,18 +1,18 @@
 """A pub/sub connection that comes back by itself."""
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.asyncio.client import PubSub
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from stoker.queue.client import connect
+from stoker.queue.link import Link, connected, packed
 from stoker.queue.retry import full_jitter
 
 Source = str | Callable[[], Redis]
@@ -39,7 +39,11 @@ class Subscriber:
         self._on_ready = on_ready
         self._channels: set[str] = set()
         self._client: Redis | None = None
-        self._pubsub: PubSub | None = None
+        self._link: Link | None = None
+        self._ended: asyncio.Future[Exception]
+        self._confirmed = asyncio.Event()
+        self._heard = 0.0
+        self._failures = 0
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, *channels: str) -> None:
@@ -48,8 +52,7 @@ class Subscriber:
         self._client = connect(self._source, max_connections=2) if isinstance(self._source, str) else self._source()
         try:
             await self._open()
-            for _ in channels:
-                await self._step()
+            await self._confirmation()
         except BaseException:
             await self.close()
             raise
@@ -59,10 +62,8 @@ class Subscriber:
         """Takes effect at the latest with the next connection; `on_ready` tells when."""
         if channel not in self._channels:
             self._channels.add(channel)
-            if self._pubsub is not None:
-                # The reading task sees the same broken connection and reconnects with all channels.
-                with contextlib.suppress(RedisError, OSError):
-                    await self._pubsub.subscribe(channel)
+            if self._link is not None:
+                self._link.send(packed("SUBSCRIBE", channel))
 
     async def close(self) -> None:
         if self._task is not None:
@@ -75,48 +76,74 @@ class Subscriber:
             self._client = None
 
     async def _run(self) -> None:
-        failures = 0
         while True:
             try:
-                if self._pubsub is None:
+                if self._link is None:
                     await self._open()
-                await self._step()
-                failures = 0
+                await self._watch()
             except (RedisError, OSError) as error:
                 log.debug("subscription lost: %s", error)
                 await self._drop()
-                await asyncio.sleep(full_jitter(failures, cap=RECONNECT_CAP_S))
-                failures += 1
+                await asyncio.sleep(full_jitter(self._failures, cap=RECONNECT_CAP_S))
+                self._failures += 1
 
     async def _open(self) -> None:
         assert self._client is not None
-        self._pubsub = self._client.pubsub()
+        connection = await connected(self._client.connection_pool)
         self._heard = time.monotonic()
-        await self._pubsub.subscribe(*self._channels)
+        self._confirmed.clear()
+        self._ended = asyncio.get_running_loop().create_future()
+        self._link = Link(connection, self._on_reply, self._ended.set_result)
+        self._link.send(packed("SUBSCRIBE", *self._channels))
 
     async def _drop(self) -> None:
-        pubsub, self._pubsub = self._pubsub, None
-        if pubsub is not None:
-            with contextlib.suppress(RedisError, OSError):
-                await pubsub.aclose()  # type: ignore[no-untyped-call]
+        link, self._link = self._link, None
+        if link is not None:
+            link.end(RedisConnectionError("closed"))
+            await link.ended()
 
-    async def _step(self) -> None:
-        assert self._pubsub is not None
-        message: dict[str, Any] | None = await self._pubsub.get_message(timeout=PING_AFTER_S)
-        if message is not None:
-            self._heard = time.monotonic()
-            self._deliver(message)
-        elif time.monotonic() - self._heard > DEAD_AFTER_S:
-            raise RedisConnectionError("the server answers no ping")
-        else:
-            await self._pubsub.ping()
-
-    def _deliver(self, message: dict[str, Any]) -> None:
-        """A message that can't be handled must not end the subscription for all others."""
+    async def _confirmation(self) -> None:
+        confirmed = asyncio.ensure_future(self._confirmed.wait())
         try:
-            if message["type"] == "message":
-                self._on_message(message["channel"].decode(), message["data"])
-            elif message["type"] == "subscribe":
-                self._on_ready(message["channel"].decode())
+            await asyncio.wait((confirmed, self._ended), timeout=DEAD_AFTER_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            confirmed.cancel()
+        if self._ended.done():
+            raise self._ended.result()
+        if not self._confirmed.is_set():
+            raise RedisTimeoutError("the subscription is not confirmed")
+
+    async def _watch(self) -> None:
+        """Raises when the connection is over, or seems to be."""
+        assert self._link is not None
+        while True:
+            await asyncio.wait((self._ended,), timeout=PING_AFTER_S)
+            if self._ended.done():
+                raise self._ended.result()
+            silent_s = time.monotonic() - self._heard
+            if silent_s > DEAD_AFTER_S:
+                raise RedisConnectionError("the server answers no ping")
+            if silent_s >= PING_AFTER_S:
+                self._link.send(packed("PING"))
+
+    def _on_reply(self, reply: Any) -> None:
+        self._heard = time.monotonic()
+        if isinstance(reply, Exception):
+            assert self._link is not None
+            self._link.end(reply)
+            return
+        kind, channel, *data = reply
+        # A message that can't be handled must not end the subscription for all others.
+        try:
+            if kind == b"message":
+                self._on_message(channel.decode(), data[0])
+            elif kind == b"subscribe":
+                self._on_subscribed(channel.decode(), data[0])
         except Exception:
-            log.exception("a message on %r was not understood", message["channel"])
+            log.exception("a message on %r was not understood", channel)
+
+    def _on_subscribed(self, channel: str, count: int) -> None:
+        self._failures = 0
+        if count >= len(self._channels):
+            self._confirmed.set()
+        self._on_ready(channel)
