@@ -116,7 +116,8 @@ def decide_function(view: View, spec: FunctionSpec, failed: Failures) -> tuple[l
     # An older version helps out; one of a function that was deleted in between, and made anew, must not.
     outdated = [replica for replica in live if replica.version != spec.version and replica.born == spec.born]
     starting = sum(replica.state in ("unseen", "starting", "loading") for replica in current)
-    wanted = wanted_replicas(spec, view.demands.get(spec.name, Demand()), len(current), starting)
+    awake = max(len(current), len(outdated))
+    wanted = wanted_replicas(spec, view.demands.get(spec.name, Demand()), awake, starting)
     keep = sorted(current, key=lambda replica: replica.state != "ready")[:wanted]
     missing = max(0, wanted - len(keep))
     if missing and failed.version == spec.version and view.now < failed.retry_at:

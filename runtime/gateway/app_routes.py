@@ -5,7 +5,14 @@ from typing import Any, Literal
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from stoker.runtime.gateway.deploy_routes import FunctionObject, function_object, prepare, remember, spec_of
+from stoker.runtime.gateway.deploy_routes import (
+    FunctionObject,
+    function_object,
+    prepare,
+    remember,
+    replicas_stopped,
+    spec_of,
+)
 from stoker.runtime.gateway.endpoint import Incoming, Json
 from stoker.runtime.gateway.errors import ApiError, bad_request
 from stoker.runtime.spec import FunctionSpec
@@ -38,6 +45,7 @@ async def put_app(incoming: Incoming) -> Response:
     await gateway.registry.replace([spec for spec, _ in prepared], deleted)
     for function in deleted:
         await gateway.broker.purge_function(function)
+        await replicas_stopped(gateway, function)
     view = await gateway.view.snapshot()
     functions = [function_object(spec, view) for spec, _ in prepared]
     return Json({"object": "app", "name": name, "functions": functions, "deleted": deleted})

@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import tempfile
+import time
 import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -31,6 +32,9 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 VERSION_DIGITS = 12
 BUNDLE_TIMEOUT_S = 300.0
+STOP_PATIENCE_S = 5.0
+STOP_LOOK_S = 0.05
+TAKES_WORK = {"starting", "loading", "ready"}
 SPEC = TypeAdapter(FunctionSpec)
 
 
@@ -211,7 +215,19 @@ async def delete_function(incoming: Incoming) -> Response:
         raise function_not_found(name)
     await gateway.registry.delete(name)
     await gateway.broker.purge_function(name)
+    await replicas_stopped(gateway, name)
     return Json({"object": "function", "name": name, "deleted": True})
+
+
+async def replicas_stopped(gateway: Gateway, name: str) -> None:
+    """Until no replica of the function takes work, so that what is deployed next under its name never runs old code.
+    A host that can't say so is waited for a moment only."""
+    deadline = time.monotonic() + STOP_PATIENCE_S
+    while time.monotonic() < deadline:
+        hosts = [host.body for host in (await gateway.cluster.hosts()).values()]
+        if not any(replica["state"] in TAKES_WORK for replica in replicas_of(hosts, name)):
+            return
+        await asyncio.sleep(STOP_LOOK_S)
 
 
 def function_object(spec: FunctionSpec, view: Snapshot) -> FunctionObject:

@@ -121,6 +121,24 @@ def test_an_old_version_serves_until_the_new_one_is_ready() -> None:
     assert [kept.id for kept in ready.keep] == ["b"]
 
 
+def test_a_new_version_of_an_awake_function_is_started_even_without_work() -> None:
+    decision = choose(Demand(idle_s=1), (replica("a", version="v0"),))
+    assert [kept.id for kept in decision.keep] == ["a"] and len(decision.add) == 1
+    assert choose(Demand(idle_s=1000), (replica("a", version="v0"),)) == Decision((), (), {})
+
+
+def test_an_old_version_serves_on_while_the_new_one_fails_to_start() -> None:
+    placed = (replica("a", version="v0"), replica("b", "failed"))
+    failures = {"f": Failures("v1", 5, 1000.0)}
+    assert [kept.id for kept in choose(Demand(queued=1, idle_s=0), placed, failures=failures).keep] == ["a"]
+
+
+def test_an_old_version_of_a_function_that_was_deleted_in_between_is_not_served() -> None:
+    old = replace(replica("a", version="v0"), born="first")
+    again = replace(spec(), born="second")
+    assert choose(Demand(queued=1, idle_s=0), (old,), again).keep == ()
+
+
 def test_functions_that_are_deleted_lose_their_replicas() -> None:
     assert choose(Demand(), (replica("a"),), specs={}).keep == ()
 
