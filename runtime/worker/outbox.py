@@ -10,6 +10,9 @@ from stoker.queue.records import Completion, Emission, Failure
 from stoker.queue.retry import insist
 from stoker.runtime.worker.host import PATIENCE_S
 
+# A step of many jobs leaves in parts, so that the gateway writes the first ones while the server stores the next.
+EMITTED_AT_ONCE = 32
+
 
 @dataclass
 class Outbox:
@@ -75,11 +78,13 @@ class Outbox:
         emissions, self._emissions = self._emissions, []
         completions, self._completions = self._completions, []
         failures, self._failures = self._failures, []
-        if emissions:
-            stale = await insist(lambda: self.broker.emit(self.function, emissions), PATIENCE_S)
-            for job_id in stale:
-                self.on_stale(job_id)
+        for start in range(0, len(emissions), EMITTED_AT_ONCE):
+            await self._emit(emissions[start : start + EMITTED_AT_ONCE])
         if completions:
             await insist(lambda: self.broker.done(self.function, completions), PATIENCE_S)
         if failures:
             await insist(lambda: self.broker.fail(self.function, failures), PATIENCE_S)
+
+    async def _emit(self, emissions: list[Emission]) -> None:
+        for job_id in await insist(lambda: self.broker.emit(self.function, emissions), PATIENCE_S):
+            self.on_stale(job_id)
