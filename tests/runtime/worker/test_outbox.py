@@ -1,7 +1,6 @@
 """Order and batches of what a replica writes, on a real server."""
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
