@@ -1,6 +1,8 @@
 """What a deployed function is: the record that SDK, gateway, controller and host agent share."""
 
+import logging
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
@@ -8,6 +10,8 @@ Kind = Literal["llm", "embed", "python"]
 
 NAME = re.compile(r"[a-z][a-z0-9_]*(-[a-z0-9_]+)*")
 MAX_SECONDS = 1e9
+
+log = logging.getLogger("stoker.spec")
 
 
 class InvalidSpec(ValueError):
@@ -143,6 +147,17 @@ class FunctionSpec:
             return cls(**values)
         except TypeError as error:
             raise InvalidSpec(str(error)) from error
+
+
+def readable(records: Mapping[str, dict[str, Any]]) -> dict[str, FunctionSpec]:
+    """The specs of stored records; one that this program can't read (of another release, say) is logged, not fatal."""
+    specs = {}
+    for name, record in records.items():
+        try:
+            specs[name] = FunctionSpec.from_dict(record)
+        except InvalidSpec as error:
+            log.error("function %s is skipped, deploy it again: %s", name, error)
+    return specs
 
 
 def check_name(name: str) -> None:

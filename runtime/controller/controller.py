@@ -20,7 +20,7 @@ from stoker.queue.records import Backlog
 from stoker.runtime.controller.policy import Decision, Demand, Failures, Placed, View, Wanted, decide
 from stoker.runtime.controller.provider import Provider
 from stoker.runtime.settings import Settings
-from stoker.runtime.spec import FunctionSpec
+from stoker.runtime.spec import FunctionSpec, readable
 
 SWEEP_S = 0.25
 LEASE_MS = 3_000
@@ -53,7 +53,7 @@ class Controller:
         if not await self._cluster.acquire_leadership(self.id, LEASE_MS):
             return
         hosts = await self._cluster.hosts()
-        specs = {name: FunctionSpec.from_dict(spec) for name, spec in (await self._cluster.functions()).items()}
+        specs = readable(await self._cluster.functions())
         await self._tick(set(specs))
         backlogs = await self._broker.backlogs(list(specs))
         wanted = await self._cluster.wanted()

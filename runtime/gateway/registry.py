@@ -7,7 +7,7 @@ from typing import Any
 
 from stoker.queue.cluster import Cluster
 from stoker.runtime.gateway.errors import function_not_found
-from stoker.runtime.spec import FunctionSpec
+from stoker.runtime.spec import FunctionSpec, readable
 
 FRESH_S = 1.0
 
@@ -31,7 +31,7 @@ class Registry:
         return self._remember(found)
 
     async def all(self) -> dict[str, FunctionSpec]:
-        return {name: FunctionSpec.from_dict(spec) for name, spec in (await self._cluster.functions()).items()}
+        return readable(await self._cluster.functions())
 
     async def put(self, spec: FunctionSpec) -> None:
         await self._cluster.put_function(spec.name, spec.to_dict())

@@ -1,7 +1,7 @@
 import pytest
 
 from stoker.runtime.sdk import App
-from stoker.runtime.spec import Batch, FunctionSpec, InvalidSpec, Scaling
+from stoker.runtime.spec import Batch, FunctionSpec, InvalidSpec, Scaling, readable
 
 
 def test_a_spec_survives_the_wire() -> None:
@@ -25,6 +25,11 @@ def test_wrong_fields_are_named(data: dict) -> None:
 def test_missing_or_unknown_kinds_are_refused(data: dict) -> None:
     with pytest.raises(InvalidSpec):
         FunctionSpec.from_dict(data)
+
+
+def test_one_unreadable_record_does_not_hide_the_others() -> None:
+    good = FunctionSpec(name="f", kind="python")
+    assert readable({"bad": {"name": "bad", "kind": "python", "future": 1}, "f": good.to_dict()}) == {"f": good}
 
 
 def test_a_model_needs_weights() -> None:
