@@ -197,16 +197,17 @@ def _tile(
     """Online-softmax step over BLOCK_N cached tokens. Nothing past the context is read: it may hold anything."""
     tl.static_assert(BLOCK_N % CACHE_BLOCK == 0, "a tile starts at a cache block")
     row = tl.arange(0, BLOCK_N)
-    within = (row % CACHE_BLOCK * entry_stride)[:, None] + tl.arange(0, DIM)[None, :]
-    blocks = table + start // CACHE_BLOCK + row // CACHE_BLOCK
     key = start + row
+    cached = key < context if MASKED else row < BLOCK_N
+    block = tl.load(table + key // CACHE_BLOCK, mask=cached, other=0).to(tl.int64) * block_stride
+    within = (row % CACHE_BLOCK * entry_stride)[:, None] + tl.arange(0, DIM)[None, :]
+    # How these sums are grouped, and the block's index taken, decides how many registers a decode step needs, and so
+    # how many of its programs share a processor.
+    entry = keys + block[:, None] + within
     if MASKED:
-        cached = key < context
-        entry = keys + (tl.load(blocks, mask=cached, other=0).to(tl.int64) * block_stride)[:, None] + within
         k = tl.load(entry, mask=cached[:, None], other=0)
         v = tl.load(entry + value_stride, mask=cached[:, None], other=0)
     else:
-        entry = keys + (tl.load(blocks).to(tl.int64) * block_stride)[:, None] + within
         k = tl.load(entry)
         v = tl.load(entry + value_stride)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)

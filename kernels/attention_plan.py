@@ -40,7 +40,7 @@ def plan(
     """The plan for `tokens` query tokens of `sequences` sequences whose block tables hold `max_context` tokens.
 
     As many tokens as sequences is taken for a decode step: one token each, bound by memory. Any other raggedness
-    still gives right results, only slower. More tokens get taller tiles, whose unmasked part runs in a loop of its own.
+    still gives right results, only slower. More tokens get taller tiles, as long as every processor gets one.
     `tuned` holds the tiles measured for this device and head size, in 16 bits.
     """
     check_supported(q_heads, kv_heads, dim)
@@ -50,7 +50,9 @@ def plan(
     if tokens == sequences:
         segments = _segments(sequences * kv_heads, max_context, tiles.split * device_processors)
         return _plan(tiles.decode, smallest, segments, False)
-    return _plan(tiles.prefill if tokens * group >= 128 * 4 * sequences else tiles.mixed, smallest, 1, True)
+    programs = -(-tokens * group // max(tiles.prefill.block_m, smallest)) * kv_heads
+    tall = tokens * group >= 128 * 4 * sequences and programs > device_processors
+    return _plan(tiles.prefill if tall else tiles.mixed, smallest, 1, True)
 
 
 def _plan(tile: Tile, smallest: int, segments: int, peel: bool) -> Plan:

@@ -17,7 +17,7 @@ STRIDE = tl.constexpr(philox.STRIDE)
 CHUNK = tl.constexpr(4 * philox.STRIDE)
 # Entries of a chunk's list, and tokens that a pass looks at together.
 LIST = 512
-TILE = 4096
+TILE = 2048
 SETTLED = tl.constexpr(-1)
 
 
@@ -34,10 +34,10 @@ def draw(
     chunks = cdiv(vocab, CHUNK.value)
     lists = torch.empty((rows, chunks, LIST), dtype=torch.int16, device=logits.device)
     counts = torch.empty((rows, chunks), dtype=torch.int32, device=logits.device)
-    _collect[(rows, chunks)](logits, limits, lists, counts, logits.stride(0), vocab, LIST, num_warps=8)
+    _collect[(rows, chunks)](logits, limits, lists, counts, logits.stride(0), vocab, LIST, num_warps=4)
     _draw[(rows,)](
         logits, *params, limits, summary, lists, counts, tokens, logits.stride(0),
-        vocab, chunks, power_of_two(chunks), LIST, max(TILE, power_of_two(chunks)), digits, num_warps=16,
+        vocab, chunks, power_of_two(chunks), LIST, max(TILE, power_of_two(chunks)), digits, num_warps=8,
     )  # fmt: skip
 
 
@@ -48,16 +48,24 @@ def _collect(logits_ptr, limits_ptr, lists_ptr, counts_ptr, stride, VOCAB: tl.co
     chunk = tl.program_id(1)
     limit = tl.load(limits_ptr + row)
     if limit != SETTLED:
-        place = tl.arange(0, CHUNK)
-        token = chunk * CHUNK + place
-        logits = tl.load(logits_ptr + row.to(tl.int64) * stride + token, mask=token < VOCAB, other=float("-inf"))
-        reached = (token < VOCAB) & (sort_key(logits.to(tl.float32)) >= limit.to(tl.uint32, bitcast=True))
         cell = row * tl.num_programs(1) + chunk
-        count = tl.sum(reached.to(tl.int32))
+        logits_chunk = logits_ptr + row.to(tl.int64) * stride + chunk * CHUNK
+        lowest = limit.to(tl.uint32, bitcast=True)
+        reached = ()
+        counts = tl.zeros([STRIDE], tl.int32)
+        for lane in tl.static_range(4):  # pyright: ignore[reportGeneralTypeIssues]
+            place = tl.arange(0, STRIDE) + lane * STRIDE
+            inside = chunk * CHUNK + place < VOCAB
+            logits = tl.load(logits_chunk + place, mask=inside, other=float("-inf"))
+            reached = reached + (inside & (sort_key(logits.to(tl.float32)) >= lowest),)
+            counts += reached[lane].to(tl.int32)
+        count = tl.sum(counts)
         tl.store(counts_ptr + cell, count)
         if (count > 0) & (count <= LIST):
-            entry = tl.cumsum(reached.to(tl.int32), 0) - 1
-            tl.store(lists_ptr + cell.to(tl.int64) * LIST + entry, place.to(tl.int16), mask=reached)
+            entry = lists_ptr + cell.to(tl.int64) * LIST + tl.cumsum(counts, 0) - counts
+            for lane in tl.static_range(4):  # pyright: ignore[reportGeneralTypeIssues]
+                tl.store(entry, (tl.arange(0, STRIDE) + lane * STRIDE).to(tl.int16), mask=reached[lane])
+                entry += reached[lane].to(tl.int32)
 
 
 @jit(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from stoker.kernels.attention_plan import plan
+from stoker.kernels.attention_plan import Plan, plan
 
 BLOCK = 16
 LIMIT = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -92,10 +92,12 @@ def test_context_split_over_programs(run, step, dtype):
 
 
 @pytest.mark.parametrize("dtype", LIMIT)
-def test_tall_tiles(run, dtype):
-    step = [(135, 190)]
-    assert plan(135, 1, 16 * BLOCK, 4, 1, 32, 2, 132).block_m == 128
-    check(run, build(step, (4, 1, 32), dtype))
+@pytest.mark.parametrize("block_m", [32, 128])
+@pytest.mark.parametrize("block_n", [32, 64])
+def test_tiles_of_every_height(interpreted, block_m, block_n, dtype):
+    case = build([(135, 190), (1, 70)], (4, 1, 32), dtype)
+    result = interpreted("attend", Plan(block_m, block_n, 1, True, 8, 3), *case).result
+    torch.testing.assert_close(result.double(), truth(case), rtol=LIMIT[dtype], atol=LIMIT[dtype])
 
 
 @pytest.mark.parametrize("spare_rows", [1, 5, 40])

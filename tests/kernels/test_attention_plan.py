@@ -32,11 +32,17 @@ def test_few_sequences_with_long_contexts_are_split():
 
 def test_measured_tiles_are_for_sixteen_bits():
     tiles = Tiles(Tile(16, 32, 4, 4), Tile(32, 64, 4, 3), Tile(128, 64, 8, 3, 128))
-    made = [plan(tokens, 1, 8192, 32, 8, 128, 2, 132, tiles) for tokens in (1, 100, 200)]
+    made = [plan(tokens, 1, 8192, 32, 8, 128, 2, 132, tiles) for tokens in (1, 100, 1000)]
     assert [(p.block_m, p.block_n) for p in made] == [(16, 32), (32, 64), (128, 64)]
     assert [p.registers for p in made] == [0, 0, 128]
-    assert plan(200, 1, 8192, 32, 8, 128, 4, 132, tiles) == plan(200, 1, 8192, 32, 8, 128, 4, 132)
+    assert plan(1000, 1, 8192, 32, 8, 128, 4, 132, tiles) == plan(1000, 1, 8192, 32, 8, 128, 4, 132)
     assert plan(1, 1, 8192, 71, 1, 64, 2, 132, tiles).block_m == 128, "every query head of a group fits"
+
+
+def test_tall_tiles_only_where_every_processor_gets_one():
+    heights = [plan(tokens, 1, 8192, 32, 8, 128, 2, 132).block_m for tokens in (512, 1024, 8192)]
+    assert heights == [64, 128, 128]
+    assert plan(512, 1, 8192, 32, 8, 128, 2, 64).block_m == 128, "on a smaller device"
 
 
 def test_a_device_that_wants_fewer_programs_splits_less():
