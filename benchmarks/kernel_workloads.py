@@ -20,15 +20,15 @@ Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tenso
 
 
 class Target(NamedTuple):
-    """At least this share of the ceiling or TFLOP/s, or at most this many microseconds."""
+    """At least this percentage of the copy rate or this many TFLOP/s, or at most this many microseconds."""
 
     value: float
-    unit: str
+    unit: Literal["% of copy", "TFLOP/s", "us"]
 
-    def met(self, seconds: float, rate: float, share: float) -> bool:
+    def met(self, seconds: float, rate: float, copy: float) -> bool:
         if self.unit == "us":
             return seconds * 1e6 <= self.value
-        return (share if self.unit == "%" else rate / 1e12) * (100 if self.unit == "%" else 1) >= self.value
+        return rate / (copy / 100 if self.unit == "% of copy" else 1e12) >= self.value
 
     def __str__(self) -> str:
         return f"{'<=' if self.unit == 'us' else '>='} {self.value:g} {self.unit}"
@@ -48,11 +48,11 @@ class Workload(NamedTuple):
 
 def workloads() -> Iterator[Workload]:
     yield decode(1, 1024, None)
-    yield decode(1, 8192, Target(60, "%"))
-    yield decode(8, 8192, Target(85, "%"))
-    yield decode(64, 1024, Target(85, "%"))
-    yield decode(256, 1024, Target(85, "%"))
-    yield decode(64, 4096, Target(85, "%"))
+    yield decode(1, 8192, Target(60, "% of copy"))
+    yield decode(8, 8192, Target(85, "% of copy"))
+    yield decode(64, 1024, Target(85, "% of copy"))
+    yield decode(256, 1024, Target(85, "% of copy"))
+    yield decode(64, 4096, Target(85, "% of copy"))
     yield prefill([(2048, 2048)], None)
     yield prefill([(4096, 4096)], Target(400, "TFLOP/s"))
     yield prefill([(8192, 8192)], Target(400, "TFLOP/s"))
@@ -62,10 +62,10 @@ def workloads() -> Iterator[Workload]:
     for tokens in (1, 64, 2048, 8192):
         large = tokens >= 2048
         small = Target(3, "us")
-        yield rms_norm(tokens, Target(90, "%") if large else small)
-        yield add_rms_norm(tokens, Target(90, "%") if large else small)
-        yield silu_mul(tokens, Target(90, "%") if large else None)
-        yield rope_store(tokens, Target(80, "%") if large else None)
+        yield rms_norm(tokens, Target(90, "% of copy") if large else small)
+        yield add_rms_norm(tokens, Target(90, "% of copy") if large else small)
+        yield silu_mul(tokens, Target(90, "% of copy") if large else None)
+        yield rope_store(tokens, Target(80, "% of copy") if large else None)
     for tokens in (1, 2, 4, 8, 64, 256, 2048, 8192):
         yield linear("qkv", tokens, HIDDEN, (Q_HEADS + 2 * KV_HEADS) * DIM)
         yield linear("o", tokens, HIDDEN, HIDDEN)
@@ -205,7 +205,7 @@ def linear(name: str, tokens: int, depth: int, width: int) -> Workload:
         return lambda: ops.linear(x, weight), lambda: F.linear(x, weight)
 
     moved = 2 * (width * depth + tokens * (width + depth)) if tokens < COMPUTE_BOUND_TOKENS else 0
-    target = Target(85, "%") if tokens == 1 else None
+    target = Target(85, "% of copy") if tokens == 1 else None
     flops, ceiling = 2 * tokens * width * depth, "read" if moved else "product"
     return Workload(f"linear, {name}", f"M {tokens}", moved, flops, target, ceiling, inputs)
 

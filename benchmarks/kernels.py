@@ -55,7 +55,7 @@ def main() -> int:
         tune()
     ceilings = measured_ceilings()
     measured = [measure(workload, ceilings) for workload in workloads()]
-    Console(width=140).print(table(measured, ceilings))
+    Console(width=150).print(table(measured, ceilings))
     if arguments.json:
         arguments.json.write_text(json.dumps(report(measured, ceilings), indent=1))
     return 0
@@ -71,7 +71,7 @@ def measure(workload: Workload, ceilings: Ceilings) -> Measurement:
     ceiling = getattr(ceilings, workload.ceiling)
     rate = work / seconds
     share = rate / ceiling
-    met = workload.target.met(seconds, rate, share) if workload.target else None
+    met = workload.target.met(seconds, rate, ceilings.copy) if workload.target else None
     target = str(workload.target or "")
     return Measurement(workload.kernel, workload.shape, seconds * 1e6, rate, unit, share, target, met, baseline)
 
