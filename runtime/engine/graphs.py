@@ -27,8 +27,8 @@ HIDING_FLOPS = 1e13
 """A step with more arithmetic (15 to 25 ms of it) takes longer than its launches one by one, and needs no graph."""
 FEW_SEQUENCES = 8
 """Mixed steps have a bucket for few sequences too: fewer rows go through the head, and attention takes larger tiles."""
-DRIVER_BYTES_PER_LAYER = 256 << 10
-"""What the driver keeps for one layer's launches in one graph (about ten kernels), rounded up."""
+DRIVER_BYTES_PER_LAYER = 128 << 10
+"""What the driver keeps for one layer's launches in one graph (about ten kernels): four times what was seen."""
 POOL_BYTES = 128 << 20
 """cuBLAS's workspace for the capturing stream, and what the allocator rounds up."""
 
