@@ -1,0 +1,105 @@
+"""The server executes a script and the network loses its reply: asking again gives that reply, and happens once."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+import stoker.queue.broker
+from stoker.queue.broker import Broker
+from stoker.queue.client import connect
+from stoker.queue.embedded import EmbeddedValkey
+from stoker.queue.records import Claim, Completion, Emission, Failure, JobState, NewJob, Settled
+from stoker.queue.scripts import script
+from tests.faults.queue.conftest import MakeJob
+from tests.faults.queue.proxy import Proxy
+from tests.queue.queue_oracle import Oracle, Snapshot
+
+FOLDER = Path(stoker.queue.broker.__file__).parent
+SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.lua") if path.read_text().startswith("-- uses: "))
+
+Call = Callable[[Broker, NewJob, Claim, NewJob], Awaitable[Any]]
+
+# With a claimed job and a job that waits; each call is made twice, and its second answer is looked at.
+CALLS: dict[str, tuple[Call, Callable[[Any], bool]]] = {
+    "enqueue": (lambda broker, new, _, __: broker.enqueue(new), lambda answer: answer.created and answer.queued == 2),
+    "claim": (lambda broker, *_: broker.claim("f", "w2", 5), lambda answer: len(answer) == 1),
+    "beat": (
+        lambda broker, _, claim, __: broker.beat("f", "w", {claim.job_id: claim.fence}),
+        lambda answer: not answer,
+    ),
+    "emit": (
+        lambda broker, _, claim, __: broker.emit("f", [Emission(claim.job_id, claim.fence, 1, b"x")]),
+        lambda answer: answer == [],
+    ),
+    "done": (
+        lambda broker, _, claim, __: broker.done("f", [Completion(claim.job_id, claim.fence, b"r", b"u")]),
+        lambda answer: answer == [Settled.DONE],
+    ),
+    "fail": (
+        lambda broker, _, claim, __: broker.fail("f", [Failure(claim.job_id, claim.fence, b"e", retry=True)]),
+        lambda answer: answer == [Settled.RETRYING],
+    ),
+    "cancel": (
+        lambda broker, _, __, waiting: broker.cancel(waiting.id),
+        lambda answer: answer is JobState.CANCELLED,
+    ),
+    "tick": (lambda broker, *_: broker.tick("f"), lambda answer: answer == 0),
+    "look": (lambda broker, _, __, waiting: broker.job(waiting.id), lambda answer: answer.state is JobState.QUEUED),
+    "peek": (
+        lambda broker, _, __, waiting: broker.peek("f", [(waiting.id, "0")], 5),
+        lambda answer: answer[0].state is JobState.QUEUED,
+    ),
+    "listen": (lambda broker, _, __, waiting: broker.listen(waiting.id, "gw"), lambda answer: answer is True),
+    "stat": (lambda broker, *_: broker.backlogs(["f"]), lambda answer: answer["f"].queued == 1),
+    "purge": (lambda broker, *_: broker.purge_function("f"), lambda answer: answer is None),
+}
+
+
+def test_every_script_has_its_case() -> None:
+    assert sorted(CALLS) == SCRIPTS
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+async def test_a_lost_reply(
+    server: EmbeddedValkey,
+    raw: redis.Redis,
+    broker: Broker,
+    oracle: Oracle,
+    job: MakeJob,
+    tmp_path: Path,
+    name: str,
+) -> None:
+    for script_name in SCRIPTS:
+        raw.script_load(script(script_name).source)
+    first, waiting, new = job(), job(), job()
+    await broker.enqueue(first)
+    (claim,) = await broker.claim("f", "w", 1)
+    await broker.enqueue(waiting)
+    if name == "tick":
+        raw.zadd("stoker:q:{f}:lease", {first.id: 1}, xx=True)
+    call, right = CALLS[name]
+    async with Proxy(tmp_path / "p", server.socket_path).running() as proxy:
+        client = connect(proxy.url)
+        cut_off = Broker(client, backoff_base_ms=0)
+        cut_off._registered.add("f")
+        await client.ping()
+        proxy.lose_next_reply()
+        with pytest.raises(RedisConnectionError):
+            await call(cut_off, new, claim, waiting)
+        assert proxy.lost == 1
+        executed = but_for_renewals(oracle.check("f"))
+        answer = await call(cut_off, new, claim, waiting)
+        await client.aclose()
+    assert right(answer), answer
+    assert but_for_renewals(oracle.check("f")) == executed
+
+
+def but_for_renewals(shot: Snapshot) -> Snapshot:
+    """Who asks again is alive: a repeated claim or beat renews the lease. A purge goes on until all is forgotten."""
+    shot.zsets["lease"] = dict.fromkeys(shot.zsets["lease"], 0.0)
+    shot.virtual_times = {}
+    return shot
