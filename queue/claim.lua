@@ -1,4 +1,4 @@
--- uses: allow-oom | common jobs outbox lanes finish
+-- uses: allow-oom | common jobs outbox lanes leaving finish
 -- ARGV: worker, ticket, limit, lease ms. Answers a row for each claimed job; the same ticket gets the same jobs again.
 local worker, ticket, limit, lease = ARGV[1], ARGV[2], tonumber(ARGV[3]), NOW + tonumber(ARGV[4])
 local LAST_CLAIM = Q .. 'c:' .. worker

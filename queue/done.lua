@@ -1,4 +1,4 @@
--- uses: allow-oom | common jobs outbox lanes rates finish
+-- uses: allow-oom | common jobs outbox lanes leaving rates finish
 -- ARGV: id, fence, result, usage, notes, actual cost ('' = as estimated) for each. Answers one word for each.
 local answers = {}
 local ended = 0

@@ -1,4 +1,4 @@
--- uses: | common jobs outbox lanes rates
+-- uses: | common lanes rates
 -- Accepts a job once, or refuses it without a trace.
 -- Answers {ok, id, created, wake, queued, state}, {mismatch, id} or {full, limit, waiting, most, retry after ms}.
 local RETRY_AFTER_LEAST, RETRY_AFTER_MOST = 1000, 60000
@@ -98,7 +98,7 @@ if reply then
   return reply
 end
 local queued = call('ZCARD', Q .. 'q')
-local meta = call('HMGET', META, 'limit', 'tenant_limit', 'place')
+local meta = call('HMGET', META, 'limit', 'tenant_limit', 'place', rate_fields('arrived'))
 reply = check_limits(queued, meta)
 if reply then
   return reply
@@ -111,10 +111,11 @@ local place = (meta[3] or 0) + 1
 store(place, wake)
 set_deadline()
 count_waiting(tenant, 1)
-observe('arrived', 1, 'place', place)
+add_to_rate('arrived', 1, meta[4], meta[5], meta[6], 'place', place)
 if delay > 0 then
   call('ZADD', Q .. 'delay', NOW + delay, id)
 else
-  queued = push({ id = id, tenant = tenant, priority = priority, batch = batch, place = place })
+  queued = queued + 1
+  push({ id = id, tenant = tenant, priority = priority, batch = batch, place = place }, queued)
 end
 return accepted(id, 1, 'queued', wake and 1 or 0, queued)

@@ -1,4 +1,4 @@
--- uses: allow-oom | common jobs outbox lanes rates finish requeue
+-- uses: allow-oom | common jobs outbox lanes leaving rates finish requeue
 -- ARGV: backoff base and cap in ms, then id, fence, error, retry, counts, usage, notes, random [0, 1) for each.
 -- Answers one word for each.
 local BASE, CAP = tonumber(ARGV[1]), tonumber(ARGV[2])

@@ -20,25 +20,6 @@ local function virtual_floor()
   return tonumber(call('HGET', META, 'vtime') or 0)
 end
 
-local function weight_of(tenant)
-  return tonumber(call('HGET', Q .. 'w', tenant) or 1)
-end
-
-local function set_virtual_time(tenant, value)
-  call('HSET', Q .. 'v', tenant, value)
-  for _, priority in ipairs(PRIORITIES) do
-    call('ZADD', ready_key(priority), 'XX', value, tenant)
-  end
-end
-
--- Corrects what a tenant was charged; a tenant forgotten since then stands at the floor.
-local function charge(tenant, cost)
-  if cost ~= 0 then
-    local value = tonumber(call('HGET', Q .. 'v', tenant)) or virtual_floor()
-    set_virtual_time(tenant, value + cost / weight_of(tenant))
-  end
-end
-
 local function virtual_time(tenant)
   for _, priority in ipairs(PRIORITIES) do
     local value = call('ZSCORE', ready_key(priority), tenant)
@@ -62,8 +43,9 @@ local function ring()
   call('PUBLISH', 'stoker:bell:' .. string.match(META, '{(.*)}:m$'), '')
 end
 
--- Puts a job at its place in its lane; workers are told when it is the only queued one.
-local function push(job)
+-- Puts a job at its place in its lane; workers are told when it is the only queued one. `queued`: how many there are
+-- then, from a caller who knows.
+local function push(job, queued)
   local lane = lane_key(job.priority, job.tenant, job.batch)
   call('ZADD', lane, job.place, job.id)
   call('ZADD', Q .. 'q', job.place, job.id)
@@ -71,41 +53,7 @@ local function push(job)
     call('ZADD', lanes_key(job.priority, job.tenant), job.place, job.batch)
     call('ZADD', ready_key(job.priority), virtual_time(job.tenant), job.tenant)
   end
-  local queued = call('ZCARD', Q .. 'q')
-  if queued == 1 then
+  if (queued or call('ZCARD', Q .. 'q')) == 1 then
     ring()
   end
-  return queued
-end
-
--- After jobs left a lane: its next head, or its end.
-local function settle_lane(priority, tenant, batch)
-  local lanes = lanes_key(priority, tenant)
-  local head = call('ZRANGE', lane_key(priority, tenant, batch), 0, 0, 'WITHSCORES')
-  if head[1] then
-    call('ZADD', lanes, head[2], batch)
-  else
-    call('ZREM', lanes, batch)
-    if call('EXISTS', lanes) == 0 then
-      call('ZREM', ready_key(priority), tenant)
-    end
-  end
-end
-
-local function stop_waiting(job)
-  count_waiting(job.tenant, -1)
-  if call('ZREM', Q .. 'delay', job.id) == 0 then
-    call('ZREM', Q .. 'q', job.id)
-    call('ZREM', lane_key(job.priority, job.tenant, job.batch), job.id)
-    settle_lane(job.priority, job.tenant, job.batch)
-  end
-end
-
-local function promote_due(most)
-  local due = call('ZRANGEBYSCORE', Q .. 'delay', '-inf', NOW, 'LIMIT', 0, most)
-  for _, id in ipairs(due) do
-    call('ZREM', Q .. 'delay', id)
-    push(read(id))
-  end
-  return #due
 end

@@ -1,4 +1,4 @@
--- uses: allow-oom | common jobs outbox lanes finish
+-- uses: allow-oom | common jobs outbox lanes leaving finish
 -- ARGV: the most jobs. Cancels live jobs; when none is left, forgets the function. Answers how many it cancelled.
 local USAGE_KEPT_MS = 7 * 24 * 3600 * 1000
 local cancelled = 0

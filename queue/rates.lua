@@ -6,19 +6,26 @@ local function decay(age)
   return math.exp(-math.max(age, 0) / WINDOW)
 end
 
+local function rate_fields(name)
+  return name, name .. ':at', name .. ':since'
+end
+
 local function read_rate(name)
-  local row = call('HMGET', META, name, name .. ':at', name .. ':since')
+  local row = call('HMGET', META, rate_fields(name))
   return tonumber(row[1] or 0), tonumber(row[2] or NOW), tonumber(row[3] or NOW)
 end
 
--- Also marks the function as active now. Further arguments are more fields of the function's record.
-local function observe(name, count, ...)
-  local sum, at, since = read_rate(name)
-  sum = sum * decay(NOW - at)
-  if sum < 0.01 then
+-- `count` more events to the stored rate; also marks the function as active now. `...`: more fields of its record.
+local function add_to_rate(name, count, sum, at, since, ...)
+  local decayed = sum and sum * decay(NOW - at) or 0
+  if decayed < 0.01 then
     since = NOW
   end
-  call('HSET', META, name, sum + count, name .. ':at', NOW, name .. ':since', since, 'active', NOW, ...)
+  call('HSET', META, name, decayed + count, name .. ':at', NOW, name .. ':since', since, 'active', NOW, ...)
+end
+
+local function observe(name, count)
+  add_to_rate(name, count, read_rate(name))
 end
 
 local function per_second(name)

@@ -1,4 +1,4 @@
--- uses: allow-oom | common jobs outbox lanes finish requeue
+-- uses: allow-oom | common jobs outbox lanes leaving finish requeue
 -- ARGV: the most jobs per duty. Answers how many were touched.
 local MOST = tonumber(ARGV[1])
 

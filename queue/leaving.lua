@@ -1,0 +1,51 @@
+-- What moves a tenant on: being charged for what it got, and jobs that leave their lane.
+local function weight_of(tenant)
+  return tonumber(call('HGET', Q .. 'w', tenant) or 1)
+end
+
+local function set_virtual_time(tenant, value)
+  call('HSET', Q .. 'v', tenant, value)
+  for _, priority in ipairs(PRIORITIES) do
+    call('ZADD', ready_key(priority), 'XX', value, tenant)
+  end
+end
+
+-- Corrects what a tenant was charged; a tenant forgotten since then stands at the floor.
+local function charge(tenant, cost)
+  if cost ~= 0 then
+    local value = tonumber(call('HGET', Q .. 'v', tenant)) or virtual_floor()
+    set_virtual_time(tenant, value + cost / weight_of(tenant))
+  end
+end
+
+-- After jobs left a lane: its next head, or its end.
+local function settle_lane(priority, tenant, batch)
+  local lanes = lanes_key(priority, tenant)
+  local head = call('ZRANGE', lane_key(priority, tenant, batch), 0, 0, 'WITHSCORES')
+  if head[1] then
+    call('ZADD', lanes, head[2], batch)
+  else
+    call('ZREM', lanes, batch)
+    if call('EXISTS', lanes) == 0 then
+      call('ZREM', ready_key(priority), tenant)
+    end
+  end
+end
+
+local function stop_waiting(job)
+  count_waiting(job.tenant, -1)
+  if call('ZREM', Q .. 'delay', job.id) == 0 then
+    call('ZREM', Q .. 'q', job.id)
+    call('ZREM', lane_key(job.priority, job.tenant, job.batch), job.id)
+    settle_lane(job.priority, job.tenant, job.batch)
+  end
+end
+
+local function promote_due(most)
+  local due = call('ZRANGEBYSCORE', Q .. 'delay', '-inf', NOW, 'LIMIT', 0, most)
+  for _, id in ipairs(due) do
+    call('ZREM', Q .. 'delay', id)
+    push(read(id))
+  end
+  return #due
+end
