@@ -31,7 +31,7 @@ def stack(tmp_path: Path, s3_endpoint: str) -> Iterator[LocalStack]:
 
 def deploy(stack: LocalStack, folder: Path, name: str, weights: str) -> None:
     app = write_chat(folder, weights, name=f"{name}_app.py")
-    app.write_text(app.read_text().replace('"chat", weights', f'"{name}", weights'))
+    app.write_text(app.read_text().replace('"chat"', f'"{name}"'))
     stack.deploy(app)
 
 

@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -116,11 +117,12 @@ def test_an_explicit_socket_path_that_is_too_long_is_an_error(tmp_path: Path) ->
 def test_a_folder_someone_else_put_in_the_socket_place_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     folder = tmp_path / ("deep" * 30)
-    default_socket_path(folder).parent.symlink_to(tmp_path)
-    with pytest.raises(EmbeddedServerError, match="belongs to someone else"):
-        EmbeddedValkey(folder).start()
+    with tempfile.TemporaryDirectory() as short:
+        monkeypatch.setattr("tempfile.tempdir", short)
+        default_socket_path(folder).parent.symlink_to(tmp_path)
+        with pytest.raises(EmbeddedServerError, match="belongs to someone else"):
+            EmbeddedValkey(folder).start()
 
 
 def test_says_why_it_did_not_start(tmp_path: Path) -> None:
