@@ -3,6 +3,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from redis.exceptions import NoPermissionError
 
 from stoker.queue import subscriber as subscriber_module
 from stoker.queue.client import connect
@@ -92,3 +93,14 @@ async def test_a_factory_can_make_the_client(server_url: str, raw) -> None:
     await eventually(lambda: seen == [b"1"])
     await subject.close()
     await subject.close()
+
+
+async def test_a_refused_subscription_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.CONFIRMED", b"-NOPERM this user has no access to the channel\r\n")
+
+    async def test() -> None:
+        subject = Subscriber(f"unix://{tmp_path}/s", lambda channel, data: None, lambda channel: None)
+        with pytest.raises(NoPermissionError):
+            await subject.start("c")
+
+    await Peer().run(tmp_path / "s", test)
