@@ -20,6 +20,7 @@ from stoker.queue.records import (
     JobState,
     Limits,
     NewJob,
+    NotReplayable,
     Settled,
     StoredChunk,
     function_of,
@@ -29,6 +30,7 @@ from stoker.queue.scripts import Argument, Scripts
 
 CLAIM_LIMIT = 512
 TICK_BOUND = 100
+DEAD_LETTER_PAGE = 1000
 BACKOFF_BASE_MS = 250
 BACKOFF_CAP_MS = 30_000
 
@@ -132,6 +134,28 @@ class Broker:
         function = function_of(job_id)
         reply = await self._scripts.run("look", function, [job_id])
         return replies.job(function, job_id, reply) if reply else None
+
+    async def dead_letters(self, function: str, limit: int = 100, after: str = "", *, tenant: str = "") -> list[Job]:
+        """Jobs whose attempts are used up, the newest first, behind the job id `after`; of one tenant if given."""
+        most = max(0, min(limit, DEAD_LETTER_PAGE))
+        rows = await self._scripts.run("dead", function, [tenant, most, after])
+        return [replies.job(function, row[0].decode(), [row[1], row[2], None]) for row in rows]
+
+    async def replay(self, job_id: str, request: str = "") -> JobState | None:
+        """Queues a dead or failed job again, with all its attempts, behind the others; its retention starts anew at its
+        new end. Returns its state, or None for an unknown job; raises NotReplayable.
+
+        `request` names this replay: to repeat the call after a lost reply, give the same name again.
+        """
+        function = function_of(job_id)
+        await self._register(function)
+        reply = await self._scripts.run("replay", function, [job_id, request or secrets.token_hex(8)])
+        if reply is None:
+            return None
+        state = JobState(reply[1].decode())
+        if not reply[0]:
+            raise NotReplayable(job_id, state)
+        return state
 
     async def backlogs(self, functions: Sequence[str]) -> dict[str, Backlog]:
         """One round trip for all."""

@@ -1,6 +1,7 @@
 -- The end of a job: state, outcome, usage record and terminal event in one step, and a TTL on all that is kept.
 local USAGE_RECORDS = 100000
 local INLINE_LIMIT = 65536
+local DEAD_LETTERS = 10000
 
 local function pack_outcome(result, failure, usage, notes)
   return cmsgpack.pack({ result or false, failure or false, usage or false, notes or false })
@@ -9,6 +10,21 @@ end
 local function held_ms(job)
   local since = job.state == 'running' and NOW - job.began or 0
   return tonumber(job.held or 0) + math.max(since, 0)
+end
+
+-- Named in the list of dead letters as long as the record lasts; what has expired leaves as new ones come.
+local function list_dead(job)
+  local list = Q .. 'dead'
+  for _, id in ipairs(call('ZRANGE', list, 0, 1)) do
+    if call('EXISTS', record(id)) == 0 then
+      call('ZREM', list, id)
+    end
+  end
+  call('ZADD', list, 0, job.id)
+  call('ZREMRANGEBYRANK', list, 0, -DEAD_LETTERS - 1)
+  if call('PTTL', list) < tonumber(job.keep) then
+    call('PEXPIRE', list, job.keep)
+  end
 end
 
 local function keep_for(job, state)
@@ -21,6 +37,9 @@ local function keep_for(job, state)
     call('PEXPIRE', Q .. 'i:' .. job.idem, keep)
   end
   if state == 'dead' then
+    list_dead(job)
+  end
+  if state == 'dead' or state == 'failed' then
     call('PEXPIRE', Q .. 'p:' .. job.id, keep)
   else
     call('DEL', Q .. 'p:' .. job.id)

@@ -1,7 +1,7 @@
 """Every key and channel of the queue. All keys of a function share the hash tag {function}, so they share one slot.
 
 Jobs (`*` = job id); live ones have no TTL, from the terminal state on all have the job's retention:
-    j:*  hash    the record (small fields only)         p:*  string  payload, deleted when the job ends (kept if DEAD)
+    j:*  hash    the record (small fields only)         p:*  string  payload, kept of ended jobs if DEAD or FAILED
     o:*  string  outcome: result, error, usage, notes   s:*  stream  chunks, made by the first chunk
     i:<digest>  string  idempotency key -> job id and request digest
 
@@ -13,6 +13,7 @@ Functions:
     r:<priority>  zset  tenants with a non-empty lane -> their virtual time
     v, w, tq  hash   tenant -> virtual time, weight (permanent), jobs waiting (queued and delayed)
     lease, dl, delay  zset  job -> end of lease, next deadline, due time (server milliseconds)
+    dead     zset    jobs that are DEAD, by id (TTL: the longest retention among them)
     c:<worker>  string  the worker's last claim, for a replay (TTL: the lease)
     use      stream  usage records, bounded (permanent until the function is purged)
 """

@@ -34,6 +34,14 @@ class IdempotencyMismatch(Exception):
     """The idempotency key was used before, for a different request."""
 
 
+class NotReplayable(Exception):
+    """Only a dead or a failed job can be replayed; this one's `state` is another."""
+
+    def __init__(self, job_id: str, state: "JobState") -> None:
+        super().__init__(f"job {job_id} is {state}; only a dead or a failed job can be replayed")
+        self.state = state
+
+
 def pack(value: Any) -> bytes:
     """One version byte, then msgpack."""
     return VERSION_BYTE + cast(bytes, msgpack.packb(value))

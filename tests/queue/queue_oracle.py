@@ -26,6 +26,7 @@ class Snapshot:
     tenant_lanes: dict[str, dict[str, float]] = field(default_factory=dict)
     ready: dict[str, dict[str, float]] = field(default_factory=dict)
     zsets: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
+    dead: set[str] = field(default_factory=set)
     waiting: dict[str, int] = field(default_factory=dict)
     usage: list[dict[str, str]] = field(default_factory=list)
     virtual_times: dict[str, str] = field(default_factory=dict)
@@ -45,6 +46,8 @@ def snapshot(client: redis.Redis, function: str) -> Snapshot:
             shot.tenant_lanes[suffix] = scores(value)
         elif suffix.startswith("r:"):
             shot.ready[suffix[2:]] = scores(value)
+        elif suffix == "dead":
+            shot.dead = set(scores(value))
         elif kind == b"zset":
             shot.zsets[suffix] = scores(value)
         elif suffix == "tq":
@@ -113,6 +116,7 @@ class Oracle:
             *attempts(shot),
             *expiry(shot),
             *payloads(shot),
+            *dead_letters(shot),
             *self._one_end(shot),
         ]
         assert not problems, "\n".join(problems)
@@ -132,11 +136,15 @@ class Oracle:
         ended = {job_id for job_id, row in shot.jobs.items() if row["state"] not in LIVE}
         usage = Counter(row["job"] for row in shot.usage)
         ends = self.ends()
-        listened = {job_id for job_id in ended if shot.jobs[job_id].get("gates")}
-        problems = [f"I4: {job_id} has {usage[job_id]} usage records" for job_id in ended if usage[job_id] != 1]
-        problems += [f"I4: {job_id} has {ends[job_id]} end events" for job_id in listened if ends[job_id] != 1]
-        live = shot.jobs.keys() - ended
-        return problems + [f"I4: live {job_id} has an end" for job_id in live if usage[job_id] or ends[job_id]]
+        problems = []
+        for job_id, row in shot.jobs.items():
+            # A replayed job has ended before.
+            expected = int(row.get("replays", 0)) + (job_id in ended)
+            if usage[job_id] != expected:
+                problems.append(f"I4: {job_id} has {usage[job_id]} usage records, not {expected}")
+            if ends[job_id] != expected and (row.get("gates") or ends[job_id] > expected):
+                problems.append(f"I4: {job_id} has {ends[job_id]} end events, not {expected}")
+        return problems
 
 
 def one_place(shot: Snapshot) -> list[str]:
@@ -199,10 +207,15 @@ def expiry(shot: Snapshot) -> list[str]:
 
 
 def payloads(shot: Snapshot) -> list[str]:
-    """A payload is kept for live jobs and dead letters only."""
+    """A payload is kept for live jobs and for those that can be replayed."""
     kept = {suffix[2:] for suffix in shot.ttls if suffix.startswith("p:")}
-    wanted = {job_id for job_id, row in shot.jobs.items() if row["state"] in LIVE | {"dead"}}
+    wanted = {job_id for job_id, row in shot.jobs.items() if row["state"] in LIVE | {"dead", "failed"}}
     return [f"payload kept or lost: {job_id}" for job_id in kept ^ wanted]
+
+
+def dead_letters(shot: Snapshot) -> list[str]:
+    wanted = {job_id for job_id, row in shot.jobs.items() if row["state"] == "dead"}
+    return [f"dead letter listed or not: {job_id}" for job_id in shot.dead ^ wanted]
 
 
 def leaks(client: redis.Redis, permanent: set[str]) -> list[str]:

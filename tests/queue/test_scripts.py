@@ -15,7 +15,7 @@ FOLDER = Path(stoker.queue.broker.__file__).parent
 ENTRIES = sorted(path.stem for path in FOLDER.glob("*.lua") if path.read_text().startswith("-- uses: "))
 PARTS = sorted({path.stem for path in FOLDER.glob("*.lua")} - set(ENTRIES))
 FREES_MEMORY = {"beat", "cancel", "claim", "done", "fail", "purge", "tick"}
-READS = {"look", "peek", "stat"}
+READS = {"dead", "look", "peek", "stat"}
 
 
 def test_every_part_is_used() -> None:

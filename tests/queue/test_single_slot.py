@@ -91,6 +91,13 @@ async def test_every_script_stays_in_the_slot_of_its_function(cluster_url: str) 
         record = await broker.job(claim.job_id)
         assert record is not None and record.state is JobState.SUCCEEDED
         await broker.set_weight(function, "a", 2)
+        assert await broker.dead_letters(function) == []
+        poison = new_job(function, idempotency_key="dead", priority=0)
+        await broker.enqueue(poison)
+        (claim,) = await broker.claim(function, "w", 1)
+        await broker.fail(function, [Failure(claim.job_id, claim.fence, b"e", retry=False)])
+        assert await broker.replay(claim.job_id) is JobState.QUEUED
+        assert await broker.cancel(claim.job_id) is JobState.CANCELLED
     backlogs = await broker.backlogs(["f", "g", "text-to-image"])
     assert {row.queued for row in backlogs.values()} == {1}
     for function in backlogs:

@@ -112,6 +112,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.slow = Broker(self.server.client, backoff_base_ms=600_000, backoff_cap_ms=600_000)
         self.oracle = Oracle(self.server.raw, "gw")
         self.jobs: dict[str, ModelJob] = {}
+        self.places = 0
         self.used_keys: dict[tuple[str, str], tuple[str, bytes]] = {}
         self.verdicts: list[tuple[Callable[[], Awaitable[Any]], Settled]] = []
         self.server.run(self.broker.set_limits("f", Limits(max_queued=LIMIT)))
@@ -121,6 +122,8 @@ class QueueMachine(RuleBasedStateMachine):
         operations = [self.enqueue, self.enqueue, self.claim, self.claim, self.beat]
         if self.jobs:
             operations += [self.enqueue_again, self.cancel, self.write_without_holding]
+        if self.found(JobState.DEAD, JobState.FAILED):
+            operations += [self.replay]
         if self.found(JobState.RUNNING):
             operations += [self.emit, self.emit, self.done, self.fail, self.fail, self.lease_ends, self.deadline_passes]
         if self.verdicts:
@@ -181,7 +184,7 @@ class QueueMachine(RuleBasedStateMachine):
         wake = not new.delay_ms and not any(job.in_lane for job in self.jobs.values())
         answer = self.call(draw, lambda: self.broker.enqueue(new))
         assert (answer.job_id, answer.created, answer.wake) == (new.id, True, wake)
-        self.jobs[new.id] = ModelJob(new, len(self.jobs), bool(new.delay_ms), wake)
+        self.jobs[new.id] = ModelJob(new, self.next_place(), bool(new.delay_ms), wake)
         if new.idempotency_key:
             self.used_keys[new.tenant, new.idempotency_key] = (new.id, new.request_digest)
 
@@ -293,6 +296,17 @@ class QueueMachine(RuleBasedStateMachine):
         expected = job.state if job.state.terminal else JobState.CANCELLED
         assert self.call(draw, lambda: self.broker.cancel(job.new.id)) is expected
         self.end(job, expected)
+
+    def replay(self, draw: Any) -> None:
+        job = self.any_of(draw, JobState.DEAD, JobState.FAILED)
+        name = str(draw(st.uuids()))
+        assert self.call(draw, lambda: self.broker.replay(job.new.id, name)) is JobState.QUEUED
+        job.state, job.place, job.wake = JobState.QUEUED, self.next_place(), False
+        job.attempt = job.handed = job.sequence = 0
+
+    def next_place(self) -> int:
+        self.places += 1
+        return self.places
 
     def lease_ends(self, draw: Any) -> None:
         job = self.any_of(draw, JobState.RUNNING)

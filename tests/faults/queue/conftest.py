@@ -73,7 +73,7 @@ def oracle(raw: redis.Redis) -> Iterator[Oracle]:
 def job() -> MakeJob:
     def make(**changes: object) -> NewJob:
         values: dict[str, Any] = {"function": "f", "tenant": "a", "payload": b"p", "gateway": "gw", "stream": True}
-        return NewJob(id=new_job_id("f"), **{**values, **changes})
+        return NewJob(**{"id": new_job_id("f"), **values, **changes})
 
     return make
 

@@ -12,16 +12,23 @@ import stoker.queue.broker
 from stoker.queue.broker import Broker
 from stoker.queue.client import connect
 from stoker.queue.embedded import EmbeddedValkey
-from stoker.queue.records import Claim, Completion, Emission, Failure, JobState, NewJob, Settled
+from stoker.queue.records import Claim, Completion, Emission, Failure, JobState, NewJob, Settled, new_job_id
 from stoker.queue.scripts import script
 from tests.faults.queue.conftest import MakeJob
 from tests.faults.queue.proxy import Proxy
 from tests.queue.queue_oracle import Oracle, Snapshot
 
 FOLDER = Path(stoker.queue.broker.__file__).parent
+DEAD = new_job_id("f")
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.lua") if path.read_text().startswith("-- uses: "))
 
 Call = Callable[[Broker, NewJob, Claim, NewJob], Awaitable[Any]]
+
+
+async def replay_the_dead(broker: Broker, new: NewJob, claim: Claim, waiting: NewJob) -> JobState | None:
+    """The one that was dead from the start."""
+    return await broker.replay(DEAD, "once")
+
 
 # With a claimed job and a job that waits; each call is made twice, and its second answer is looked at.
 CALLS: dict[str, tuple[Call, Callable[[Any], bool]]] = {
@@ -55,6 +62,8 @@ CALLS: dict[str, tuple[Call, Callable[[Any], bool]]] = {
     ),
     "listen": (lambda broker, _, __, waiting: broker.listen(waiting.id, "gw"), lambda answer: answer is True),
     "stat": (lambda broker, *_: broker.backlogs(["f"]), lambda answer: answer["f"].queued == 1),
+    "dead": (lambda broker, *_: broker.dead_letters("f"), lambda answer: len(answer) == 1),
+    "replay": (replay_the_dead, lambda answer: answer is JobState.QUEUED),
     "purge": (lambda broker, *_: broker.purge_function("f"), lambda answer: answer is None),
 }
 
@@ -75,6 +84,9 @@ async def test_a_lost_reply(
 ) -> None:
     for script_name in SCRIPTS:
         raw.script_load(script(script_name).source)
+    await broker.enqueue(job(id=DEAD, max_attempts=1))
+    (dying,) = await broker.claim("f", "w", 1)
+    await broker.fail("f", [Failure(DEAD, dying.fence, b"e", retry=True)])
     first, waiting, new = job(), job(), job()
     await broker.enqueue(first)
     (claim,) = await broker.claim("f", "w", 1)

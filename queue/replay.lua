@@ -1,0 +1,63 @@
+-- uses: | common jobs outbox lanes
+-- ARGV: id, request. Puts a dead or failed job back into the queue as if it came anew; a request does so once.
+-- Answers {1, state} when it did (now or before), {0, state} when the job is in another state, or nothing for an
+-- unknown job.
+local id, request = ARGV[1], ARGV[2]
+
+local function keep_forever(job)
+  for _, kind in ipairs({ 'j:', 'p:', 'o:', 's:' }) do
+    call('PERSIST', Q .. kind .. id)
+  end
+  local idem = job.idem and Q .. 'i:' .. job.idem
+  local used = idem and call('GET', idem)
+  if used and string.sub(used, 1, #id + 1) == id .. ':' then
+    call('PERSIST', idem)
+  end
+end
+
+local function mark_boundary(job)
+  return job.stream and call('XADD', Q .. 's:' .. id, 'NOMKSTREAM', '*', 'f', job.fence, 'a', job.attempt)
+end
+
+-- The time for the whole job counts from now on again.
+local function renew_deadline(job)
+  if job.finish_by then
+    local finish_by = NOW + job.finish_by - job.enqueued
+    call('HSET', record(id), 'finish_by', integer(finish_by))
+    call('ZADD', Q .. 'dl', finish_by, id)
+  end
+end
+
+local function replay(job)
+  local last = mark_boundary(job)
+  job.place = call('HINCRBY', META, 'place', 1)
+  if job.place == 1 then
+    call('PERSIST', Q .. 'use')
+  end
+  keep_forever(job)
+  call('HSET', record(id), 'state', 'queued', 'attempt', 0, 'held', 0, 'past', job.fence or 0, 'place', job.place,
+    'enqueued', NOW, 'replay', request, 'worker', '', 'reason', '')
+  call('HDEL', record(id), 'seq', 'handed', 'ended', 'began', 'gates', 'wake')
+  call('HINCRBY', record(id), 'replays', 1)
+  if last then
+    call('HSET', record(id), 'last', last)
+  end
+  renew_deadline(job)
+  call('ZREM', Q .. 'dead', id)
+  count_waiting(job.tenant, 1)
+  call('HSET', META, 'active', NOW)
+  push(job)
+end
+
+local job = read(id)
+if not job then
+  return false
+end
+if job.replay == request then
+  return { 1, job.state }
+end
+if job.state ~= 'dead' and job.state ~= 'failed' then
+  return { 0, job.state }
+end
+replay(job)
+return { 1, 'queued' }
