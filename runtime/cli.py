@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +20,7 @@ from stoker.runtime.processes import die_with_parent
 from stoker.runtime.settings import Settings, from_environment
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, help="A self-hosted serverless GPU function runtime.")
-jobs = typer.Typer(no_args_is_help=True, help="Look at jobs and cancel them.")
+jobs = typer.Typer(no_args_is_help=True, help="Look at jobs, cancel and replay them.")
 app.add_typer(jobs, name="jobs")
 console = Console()
 errors = Console(stderr=True)
@@ -229,6 +230,41 @@ def cancel_job(
     """Cancel a queued or running job."""
     with client_of(url, api_key) as client:
         typer.echo(f"{job_id}: {client.cancel(job_id)['state']}")
+
+
+@jobs.command("dead")
+def dead_jobs(
+    function: Annotated[str, typer.Argument(help="Name of a deployed function.")],
+    limit: Annotated[int, typer.Option(min=1, max=100, help="At most so many.")] = 20,
+    after: Annotated[str, typer.Option(help="Go on behind the job of this id.")] = "",
+    url: Url = GATEWAY_URL,
+    api_key: ApiKey = "",
+    as_json: AsJson = False,
+) -> None:
+    """List a function's jobs whose attempts are used up, the newest first."""
+    with client_of(url, api_key) as client:
+        page = client.dead(function, limit=limit, after=after)
+    if as_json:
+        typer.echo(json.dumps(page))
+        return
+    table = Table("job", "attempts", "ended", "error")
+    for job in page["data"]:
+        ended = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job["finished_at"]))
+        table.add_row(escape(job["id"]), str(job["attempt"]), ended, escape(job["error"]["message"]))
+    console.print(table)
+    if page["has_more"]:
+        console.print(f"more with --after {page['data'][-1]['id']}")
+
+
+@jobs.command("replay")
+def replay_job(
+    job_id: Annotated[str, typer.Argument(help="The job's id.")],
+    url: Url = GATEWAY_URL,
+    api_key: ApiKey = "",
+) -> None:
+    """Queue a dead or failed job again, with all of its attempts."""
+    with client_of(url, api_key) as client:
+        typer.echo(f"{job_id}: {client.replay(job_id)['state']}")
 
 
 def client_of(url: str, api_key: str) -> Any:

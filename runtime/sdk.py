@@ -191,6 +191,14 @@ class Client:
     def cancel(self, job_id: str) -> dict[str, Any]:
         return self.request("DELETE", f"/v1/jobs/{job_id}")
 
+    def dead(self, function: str, *, limit: int = 20, after: str = "") -> dict[str, Any]:
+        """A page of the function's jobs whose attempts are used up, the newest first."""
+        return self.request("GET", f"/v1/functions/{function}/dead", params={"limit": limit, "after": after})
+
+    def replay(self, job_id: str) -> dict[str, Any]:
+        """Queues a dead or failed job again and returns its record."""
+        return self.request("POST", f"/v1/jobs/{job_id}/replay")
+
     def delete(self, function: str) -> None:
         self.request("DELETE", f"/v1/functions/{function}")
 

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -43,6 +43,10 @@ class Incoming:
     def path(self, name: str) -> str:
         return self.scope["path_params"][name]
 
+    def query(self, name: str) -> str:
+        """A query parameter, "" when there is none."""
+        return QueryParams(self.scope["query_string"]).get(name, "")
+
     def json(self) -> Any:
         """An empty body is null."""
         return parse_json(self.body) if self.body else None
@@ -64,7 +68,7 @@ class Endpoint:
     """One method of one path, and what /openapi.json says about it. `streams_body`: the handler reads the body itself.
 
     `request` and `answer` are types that pydantic can describe; `others` maps further successes to their types,
-    `problems` failures to their meaning, `reads` request headers to theirs.
+    `problems` failures to their meaning, `reads` request headers and `asks` query parameters to theirs.
     """
 
     method: str
@@ -78,6 +82,7 @@ class Endpoint:
     others: Mapping[int, Any] = field(default_factory=dict)
     problems: Mapping[int, str] = field(default_factory=dict)
     reads: Mapping[str, str] = field(default_factory=dict)
+    asks: Mapping[str, str] = field(default_factory=dict)
     media: str = "application/json"
     streams_body: bool = False
 

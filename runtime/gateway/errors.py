@@ -81,6 +81,11 @@ def function_not_found(name: str, param: str | None = None) -> ApiError:
     return not_found(f"The model or function '{name}' does not exist.", code="model_not_found", param=param)
 
 
+def not_replayable(job_id: str, state: JobState) -> ApiError:
+    message = f"Job '{job_id}' is {state}; only a dead or a failed job can be replayed."
+    return ApiError(409, message, code="job_not_replayable", param="id", headers=NO_RETRY)
+
+
 def too_large(limit: int) -> ApiError:
     return ApiError(
         413,

@@ -55,6 +55,14 @@ class JobObject(TypedDict):
     links: JobLinks
 
 
+class JobPage(TypedDict):
+    """`has_more`: the next page starts with `after` set to the last job's id."""
+
+    object: Literal["list"]
+    data: list[JobObject]
+    has_more: bool
+
+
 class SubmittedJob(TypedDict):
     id: str
     object: Literal["job"]

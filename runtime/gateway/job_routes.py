@@ -1,19 +1,24 @@
 """Reading, cancelling and following jobs."""
 
 import re
+import secrets
 import time
 
 from starlette.responses import Response
 
-from stoker.queue.records import Job, function_of
+from stoker.queue.records import Job, NotReplayable, function_of
+from stoker.queue.retry import insist
+from stoker.runtime.gateway.calls import idempotency_key
 from stoker.runtime.gateway.endpoint import Incoming, Json
-from stoker.runtime.gateway.errors import ApiError, bad_request, not_found
+from stoker.runtime.gateway.errors import ApiError, bad_request, not_found, not_replayable
 from stoker.runtime.gateway.event_stream import EventStream
 from stoker.runtime.gateway.following import job_expired
 from stoker.runtime.gateway.job_events import LAST, job_frames
-from stoker.runtime.gateway.job_object import JobObject, job_object, made_at_ms
+from stoker.runtime.gateway.job_object import JobObject, JobPage, job_object, made_at_ms
 from stoker.runtime.gateway.waiting import WAITING
 
+REPLAY_PATIENCE_S = 2.0
+PAGE, MOST_PER_PAGE = 20, 100
 STREAM_ID = re.compile(r"\d{1,18}-\d{1,18}")
 
 
@@ -26,6 +31,39 @@ async def cancel_job(incoming: Incoming) -> Response:
     job = await own_job(incoming)
     await incoming.gateway.broker.cancel(job.id)
     return Json(await described(incoming, await own_job(incoming)))
+
+
+async def replay_job(incoming: Incoming) -> Response:
+    """Queues a dead or failed job again; sent twice under one Idempotency-Key it does so once."""
+    job, gateway = await own_job(incoming), incoming.gateway
+    await gateway.registry.get(job.function)
+    request = idempotency_key(incoming) or secrets.token_hex(8)
+    try:
+        replayed = await insist(lambda: gateway.broker.replay(job.id, request), REPLAY_PATIENCE_S)
+    except NotReplayable as refusal:
+        raise not_replayable(job.id, refusal.state) from None
+    if replayed is None:
+        raise job_not_found(job.id)
+    gateway.background(gateway.cluster.ring())
+    return Json(await described(incoming, await own_job(incoming)))
+
+
+async def dead_jobs(incoming: Incoming) -> Response:
+    """The caller's jobs of a function whose attempts are used up, the newest first."""
+    spec = await incoming.gateway.registry.get(incoming.path("name"))
+    after, limit = page_of(incoming)
+    jobs = await incoming.gateway.broker.dead_letters(spec.name, limit + 1, after, tenant=incoming.caller.tenant)
+    rows = [job_object(job, "") for job in jobs[:limit]]
+    page: JobPage = {"object": "list", "data": rows, "has_more": len(jobs) > limit}
+    return Json(page)
+
+
+def page_of(incoming: Incoming) -> tuple[str, int]:
+    """`after` and `limit` of the query. Raises ApiError 400."""
+    text = incoming.query("limit") or str(PAGE)
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text[:9]) <= MOST_PER_PAGE:
+        raise bad_request(f"'limit' must be a number from 1 to {MOST_PER_PAGE}.", param="limit")
+    return incoming.query("after"), int(text)
 
 
 async def job_events(incoming: Incoming) -> Response:

@@ -71,8 +71,9 @@ def parameters(endpoint: Endpoint) -> list[Json]:
     text = {"type": "string"}
     path = [{"name": name, "in": "path", "required": True, "schema": text} for name in PARAMETER.findall(endpoint.path)]
     return path + [
-        {"name": name, "in": "header", "description": meaning, "schema": text}
-        for name, meaning in endpoint.reads.items()
+        {"name": name, "in": place, "description": meaning, "schema": text}
+        for place, meanings in (("header", endpoint.reads), ("query", endpoint.asks))
+        for name, meaning in meanings.items()
     ]
 
 

@@ -17,7 +17,7 @@ from stoker.runtime.gateway.deploy_routes import (
     FunctionObject,
 )
 from stoker.runtime.gateway.endpoint import EVENT_STREAM, Endpoint, Incoming, Json, Resource
-from stoker.runtime.gateway.job_object import JobObject, SubmittedJob
+from stoker.runtime.gateway.job_object import JobObject, JobPage, SubmittedJob
 from stoker.runtime.gateway.openapi import describe
 from stoker.runtime.gateway.schema import (
     ChatCompletion,
@@ -39,6 +39,7 @@ CALLS = {
     504: "A time limit passed.",
 }
 KEY = {"Idempotency-Key": "The same key and body give the first request's answer; the job then outlives its client."}
+PAGE = {"limit": "At most so many, 1 to 100; 20 if left out.", "after": "Go on behind the job of this id."}
 PREFER = {
     "Prefer": "wait=N answers 202 after N seconds without a result, respond-async at once.",
     "Accept": "text/event-stream streams what a generator yields.",
@@ -180,6 +181,16 @@ ENDPOINTS = [
     ),
     Endpoint(
         "GET",
+        "/v1/functions/{name}/dead",
+        job_routes.dead_jobs,
+        "Jobs whose attempts are used up, the newest first.",
+        "Jobs",
+        answer=JobPage,
+        problems=NO_FUNCTION,
+        asks=PAGE,
+    ),
+    Endpoint(
+        "GET",
         "/v1/jobs/{id}",
         job_routes.get_job,
         "A job's state, why it waits, its timeline and its result.",
@@ -195,6 +206,16 @@ ENDPOINTS = [
         "Jobs",
         answer=JobObject,
         problems=NO_JOB,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/jobs/{id}/replay",
+        job_routes.replay_job,
+        "Queue a dead or failed job again, with all of its attempts.",
+        "Jobs",
+        answer=JobObject,
+        problems={**NO_JOB, 409: "The job is neither dead nor failed."},
+        reads={"Idempotency-Key": "Sent again with the same key, it replays once."},
     ),
     Endpoint(
         "GET",
