@@ -11,6 +11,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse
 
 NOTHING_YET = object()
+# How much the server takes from a connection before it turns to the next.
+READ_BYTES = 16_384
 
 
 class Link(asyncio.Protocol):
@@ -27,6 +29,7 @@ class Link(asyncio.Protocol):
             protocolError=InvalidResponse, replyError=BaseParser.parse_error, notEnoughData=NOTHING_YET
         )
         self._unsent: list[bytes] = []
+        self._unsent_bytes = 0
         self._paused = False
         self._loop = asyncio.get_running_loop()
         self._lost = self._loop.create_future()
@@ -37,10 +40,13 @@ class Link(asyncio.Protocol):
         self._transport.set_protocol(self)
 
     def send(self, command: bytes) -> None:
-        """What is sent in one tick of the event loop leaves in one write."""
+        """What is sent in one tick of the event loop leaves in one write, or in as many as the server needs reads."""
         if not self._unsent:
             self._loop.call_soon(self._flush)
         self._unsent.append(command)
+        self._unsent_bytes += len(command)
+        if self._unsent_bytes >= READ_BYTES:
+            self._flush()
 
     def end(self, error: Exception) -> None:
         """Closes the connection; `on_end` is told `error` unless it was over before."""
@@ -75,7 +81,7 @@ class Link(asyncio.Protocol):
 
     def _flush(self) -> None:
         if self._unsent and not self._paused and not self._transport.is_closing():
-            commands, self._unsent = self._unsent, []
+            commands, self._unsent, self._unsent_bytes = self._unsent, [], 0
             self._transport.write(b"".join(commands))
 
 

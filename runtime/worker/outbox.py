@@ -10,7 +10,7 @@ from stoker.queue.records import Completion, Emission, Failure
 from stoker.queue.retry import insist
 from stoker.runtime.worker.host import PATIENCE_S
 
-# A step of many jobs leaves in parts, so that the gateway writes the first ones while the server stores the next.
+# A step of many jobs is stored in parts, so that the gateway writes the first ones while the server stores the next.
 EMITTED_AT_ONCE = 32
 
 
@@ -78,8 +78,8 @@ class Outbox:
         emissions, self._emissions = self._emissions, []
         completions, self._completions = self._completions, []
         failures, self._failures = self._failures, []
-        for start in range(0, len(emissions), EMITTED_AT_ONCE):
-            await self._emit(emissions[start : start + EMITTED_AT_ONCE])
+        if emissions:
+            await asyncio.gather(*(self._emit(part) for part in parts_of(emissions)))
         if completions:
             await insist(lambda: self.broker.done(self.function, completions), PATIENCE_S)
         if failures:
@@ -88,3 +88,16 @@ class Outbox:
     async def _emit(self, emissions: list[Emission]) -> None:
         for job_id in await insist(lambda: self.broker.emit(self.function, emissions), PATIENCE_S):
             self.on_stale(job_id)
+
+
+def parts_of(emissions: list[Emission]) -> list[list[Emission]]:
+    """All chunks of a job are in one part, so that no part has to arrive before another."""
+    by_job: dict[str, list[Emission]] = {}
+    for emission in emissions:
+        by_job.setdefault(emission.job_id, []).append(emission)
+    parts: list[list[Emission]] = [[]]
+    for chunks in by_job.values():
+        if len(parts[-1]) >= EMITTED_AT_ONCE:
+            parts.append([])
+        parts[-1] += chunks
+    return parts
