@@ -4,6 +4,7 @@ import asyncio
 import random
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from redis.asyncio import Redis
@@ -185,8 +186,18 @@ class Broker:
         return [name for name, row in backlogs.items() if row.queued or row.running or row.delayed]
 
     async def set_limits(self, function: str, limits: Limits) -> None:
-        values = {"limit": limits.max_queued, "tenant_limit": limits.max_queued_per_tenant}
+        """Takes effect with the next call. Workers that wait are told when more may run than before."""
+        rates = {name: value for name, value in asdict(limits).items() if "per_minute" in name}
+        values: dict[str, float] = {
+            "limit": limits.max_queued,
+            "tenant_limit": limits.max_queued_per_tenant,
+            "run_limit": limits.max_running,
+            "tenant_run_limit": limits.max_running_per_tenant,
+            "paced": int(any(rates.values())),
+            **rates,
+        }
         await self._redis.hset(keys.meta(function), mapping=values)  # type: ignore[misc]
+        await self._redis.publish(keys.bell_channel(function), b"")
 
     async def set_weight(self, function: str, tenant: str, weight: float) -> None:
         """A tenant of weight 3 is served three times as much as one of weight 1, the default."""

@@ -27,22 +27,47 @@ local function repeat_answer(pairs_claimed)
   return rows
 end
 
-local meta = call('HMGET', META, 'fence', 'vtime', 'passes:1', 'passes:2')
+local meta = call('HMGET', META, 'fence', 'vtime', 'passes:1', 'passes:2', 'run_limit', 'tenant_run_limit')
 -- Never below the clock: a server that lost its last writes can't hand out a fence twice.
 local fence = math.max(tonumber(meta[1] or 0), NOW_US)
 local floor = tonumber(meta[2] or 0)
 local passes = { 0, tonumber(meta[3] or 0), tonumber(meta[4] or 0) }
 local levels, virtual, weights, batch, overdue = {}, {}, {}, nil, false
 local claimed, leases, deadlines, endless = {}, {}, {}, {}
+local run_most, tenant_run_most = tonumber(meta[5] or 0), tonumber(meta[6] or 0)
+-- Jobs that run for each tenant, known only where they are limited; whether a limit on them made us leave work.
+local running, held_back = {}, false
 
-local function open_level(i, priority)
-  local rows = call('ZRANGE', ready_key(priority), 0, TENANTS - 1, 'WITHSCORES')
-  local level = { index = i, priority = priority, tenants = {}, spent = #rows == 0 }
-  for j = 1, #rows, 2 do
-    local start = tonumber(rows[j + 1])
-    level.tenants[#level.tenants + 1] = { name = rows[j], start = start }
-    virtual[rows[j]] = start
+local function may_run(name)
+  if tenant_run_most == 0 then
+    return true
   end
+  running[name] = running[name] or tonumber(call('HGET', Q .. 'tr', name) or 0)
+  local free = running[name] < tenant_run_most
+  held_back = held_back or not free
+  return free
+end
+
+local function add_tenants(level, rows)
+  for j = 1, #rows, 2 do
+    local name, start = rows[j], tonumber(rows[j + 1])
+    if may_run(name) then
+      level.tenants[#level.tenants + 1] = { name = name, start = start }
+      virtual[name] = start
+    end
+  end
+end
+
+-- Tenants that may run nothing more are passed over, however many they are.
+local function open_level(i, priority)
+  local level = { index = i, priority = priority, tenants = {} }
+  local first, rows = 0, nil
+  repeat
+    rows = call('ZRANGE', ready_key(priority), first, first + TENANTS - 1, 'WITHSCORES')
+    add_tenants(level, rows)
+    first = first + TENANTS
+  until #rows < 2 * TENANTS or #level.tenants >= TENANTS
+  level.spent = #level.tenants == 0
   levels[i] = level
 end
 
@@ -84,7 +109,7 @@ local function least_served(level)
       if best and virtual[best.name] < tenant.start then
         break
       end
-      if not tenant.spent and (not best or before(tenant, best)) then
+      if not tenant.spent and (not best or before(tenant, best)) and may_run(tenant.name) then
         best = tenant
       end
     end
@@ -149,6 +174,9 @@ local function serve(tenant, job)
   batch = tenant.lane.batch
   tenant.lane.next = tenant.lane.next + 1
   table.insert(tenant.lane.taken, job.id)
+  if tenant_run_most > 0 then
+    running[name] = running[name] + 1
+  end
 end
 
 local function take(tenant, id)
@@ -173,6 +201,7 @@ local function leave_lanes()
         call('ZREM', Q .. 'q', unpack(taken))
         settle_lane(level.priority, tenant.name, batch)
         count_waiting(tenant.name, -#taken)
+        count_running(tenant.name, #taken)
       end
     end
   end
@@ -217,12 +246,19 @@ promote_due(DUTIES)
 for i, priority in ipairs(PRIORITIES) do
   open_level(i, priority)
 end
+if run_most > 0 then
+  local room = math.max(run_most - call('ZCARD', Q .. 'lease'), 0)
+  held_back, limit = held_back or room <= limit, math.min(room, limit)
+end
 while #claimed < limit do
   local tenant, id = pick()
   if not id then
     break
   end
   take(tenant, id)
+end
+if held_back then
+  call('HSET', META, 'held_back', 1)
 end
 flush()
 if #claimed == 0 then

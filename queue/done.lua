@@ -11,7 +11,7 @@ local function complete(id, fence, result, usage, notes, cost)
   if cost ~= '' then
     charge(job.tenant, tonumber(cost) - tonumber(job.cost))
   end
-  call('ZREM', Q .. 'lease', id)
+  release(job)
   finish(job, 'succeeded', '', pack_outcome(result, false, usage, notes), usage, 'settled:' .. fence, 'done')
   ended = ended + 1
   return 'done'

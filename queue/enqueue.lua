@@ -1,6 +1,7 @@
--- uses: | common lanes rates
+-- uses: | common lanes rates buckets
 -- Accepts a job once, or refuses it without a trace.
--- Answers {ok, id, created, wake, queued, state}, {mismatch, id} or {full, limit, waiting, most, retry after ms}.
+-- Answers {ok, id, created, wake, queued, state}, {mismatch, id}, {full, limit, waiting, most, retry after ms} or
+-- {rate, limit, most, retry after ms}.
 local RETRY_AFTER_LEAST, RETRY_AFTER_MOST = 1000, 60000
 
 local id, tenant, payload, priority, cost, batch, max, stream = unpack(ARGV, 1, 8)
@@ -98,8 +99,8 @@ if reply then
   return reply
 end
 local queued = call('ZCARD', Q .. 'q')
-local meta = call('HMGET', META, 'limit', 'tenant_limit', 'place', rate_fields('arrived'))
-reply = check_limits(queued, meta)
+local meta = call('HMGET', META, 'limit', 'tenant_limit', 'place', 'paced', rate_fields('arrived'))
+reply = check_limits(queued, meta) or (meta[4] == '1' and pace(tenant, tonumber(cost)))
 if reply then
   return reply
 end
@@ -111,7 +112,7 @@ local place = (meta[3] or 0) + 1
 store(place, wake)
 set_deadline()
 count_waiting(tenant, 1)
-add_to_rate('arrived', 1, meta[4], meta[5], meta[6], 'place', place)
+add_to_rate('arrived', 1, meta[5], meta[6], meta[7], 'place', place)
 if delay > 0 then
   call('ZADD', Q .. 'delay', NOW + delay, id)
 else

@@ -15,7 +15,7 @@ local function hand_back(job)
 end
 
 local function end_job(job, state, reason, outcome, usage)
-  call('ZREM', Q .. 'lease', job.id)
+  release(job)
   finish(job, state, reason, outcome, usage)
   ended = ended + 1
   return state == 'dead' and 'dead' or 'done'

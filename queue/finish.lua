@@ -73,7 +73,7 @@ end
 -- Ends a job that no worker settled, wherever it is, and tells the worker that has it.
 local function drop(job, state, reason)
   if job.state == 'running' then
-    call('ZREM', Q .. 'lease', job.id)
+    release(job)
     call('PUBLISH', 'stoker:worker:' .. job.worker, job.id)
   else
     stop_waiting(job)

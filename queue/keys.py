@@ -11,7 +11,8 @@ Functions:
     l:<priority>:<length>:<tenant>:<batch key>  zset  one lane, in sequence
     tl:<priority>:<tenant>  zset  a tenant's non-empty lanes -> their head's place
     r:<priority>  zset  tenants with a non-empty lane -> their virtual time
-    v, w, tq  hash   tenant -> virtual time, weight (permanent), jobs waiting (queued and delayed)
+    v, w, tq, tr  hash  tenant -> virtual time, weight (permanent), jobs waiting (queued and delayed), jobs running
+    b:r, b:c, b:r:<tenant>, b:c:<tenant>  string  when a bucket of requests or cost is full again (TTL: until then)
     lease, dl, delay  zset  job -> end of lease, next deadline, due time (server milliseconds)
     dead     zset    jobs that are DEAD, by id (TTL: the longest retention among them)
     c:<worker>  string  the worker's last claim, for a replay (TTL: the lease)

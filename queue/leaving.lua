@@ -41,6 +41,23 @@ local function stop_waiting(job)
   end
 end
 
+local function count_running(tenant, change)
+  if call('HINCRBY', Q .. 'tr', tenant, change) <= 0 then
+    call('HDEL', Q .. 'tr', tenant)
+  end
+end
+
+-- Takes a running job from its worker. When a claim had left work because of a limit on running jobs, workers hear it.
+local released = false
+local function release(job)
+  call('ZREM', Q .. 'lease', job.id)
+  count_running(job.tenant, -1)
+  if not released and call('HDEL', META, 'held_back') == 1 then
+    ring()
+  end
+  released = true
+end
+
 local function promote_due(most)
   local due = call('ZRANGEBYSCORE', Q .. 'delay', '-inf', NOW, 'LIMIT', 0, most)
   for _, id in ipairs(due) do

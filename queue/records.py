@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, cast
 
@@ -155,10 +155,25 @@ class Enqueued:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Per function; 0 = none. Delayed jobs count as queued."""
+    """Per function, and the same for each of its tenants; 0 = none. Delayed jobs count as queued.
+
+    A tenant whose running jobs are at their limit is passed over, others go on. What comes per minute may come at once,
+    and refills steadily; cost is a job's estimate, in fairness units.
+    """
 
     max_queued: int = 100_000
     max_queued_per_tenant: int = 0
+    max_running: int = 0
+    max_running_per_tenant: int = 0
+    requests_per_minute: float = 0
+    requests_per_minute_per_tenant: float = 0
+    cost_per_minute: float = 0
+    cost_per_minute_per_tenant: float = 0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"{name} must be a finite number of at least 0, not {value}")
 
 
 @dataclass(frozen=True, slots=True)

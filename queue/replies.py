@@ -21,6 +21,11 @@ def enqueued(reply: list[Any]) -> Enqueued:
         name = limit.decode()
         message = f"{name}: {waiting} jobs are waiting and the limit is {most}"
         raise QueueFull(message, limit=name, retry_after_s=retry_after_ms / 1000)
+    if verdict == b"rate":
+        _, limit, most, retry_after_ms = reply
+        name = limit.decode()
+        message = f"{name}: the limit of {float(most):g} is used up for now"
+        raise QueueFull(message, limit=name, retry_after_s=retry_after_ms / 1000)
     if verdict == b"mismatch":
         raise IdempotencyMismatch(f"this idempotency key belongs to a different request, job {reply[1].decode()}")
     _, job_id, created, wake, queued, state = reply

@@ -17,7 +17,7 @@ local function requeue(job, attempt, delay)
   if entry ~= '' then
     call('HSET', record(job.id), 'last', entry)
   end
-  call('ZREM', Q .. 'lease', job.id)
+  release(job)
   if job.finish_by then
     call('ZADD', Q .. 'dl', job.finish_by, job.id)
   else

@@ -28,6 +28,7 @@ class Snapshot:
     zsets: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
     dead: set[str] = field(default_factory=set)
     waiting: dict[str, int] = field(default_factory=dict)
+    running: dict[str, int] = field(default_factory=dict)
     usage: list[dict[str, str]] = field(default_factory=list)
     virtual_times: dict[str, str] = field(default_factory=dict)
     ttls: dict[str, int] = field(default_factory=dict, compare=False)
@@ -52,6 +53,8 @@ def snapshot(client: redis.Redis, function: str) -> Snapshot:
             shot.zsets[suffix] = scores(value)
         elif suffix == "tq":
             shot.waiting = {name: int(count) for name, count in text_map(value).items()}
+        elif suffix == "tr":
+            shot.running = {name: int(count) for name, count in text_map(value).items()}
         elif suffix == "v":
             shot.virtual_times = text_map(value)
         elif suffix == "use":
@@ -164,12 +167,14 @@ def one_place(shot: Snapshot) -> list[str]:
 
 
 def counters(shot: Snapshot) -> list[str]:
-    """I3: the list of queued jobs is the sum of the lanes; the tenants' counts are what waits."""
+    """I3: the list of queued jobs is the sum of the lanes; the tenants' counts are what waits and runs."""
     in_lanes = {job_id: place for lane in shot.lanes.values() for job_id, place in lane.items()}
     problems = [] if in_lanes == shot.zsets["q"] else ["I3: the list of queued jobs differs from the lanes"]
     waits = set(in_lanes) | set(shot.zsets["delay"])
     counts = Counter(shot.jobs[job_id]["tenant"] for job_id in waits)
-    return problems + ([] if counts == shot.waiting else [f"I3: tenants wait {dict(counts)}, counted {shot.waiting}"])
+    problems += [] if counts == shot.waiting else [f"I3: tenants wait {dict(counts)}, counted {shot.waiting}"]
+    runs = Counter(shot.jobs[job_id]["tenant"] for job_id in shot.zsets["lease"])
+    return problems + ([] if runs == shot.running else [f"I3: tenants run {dict(runs)}, counted {shot.running}"])
 
 
 def ready_lanes(shot: Snapshot) -> list[str]:
