@@ -96,7 +96,7 @@ def view_of(
 def placed_replica(id: str, record: dict[str, Any], host: str, report: Mapping[str, Any]) -> Placed:
     spec, state = record["spec"], report.get("state", "unseen")
     device, error = record["device"], report.get("error")
-    return Placed(id, spec["name"], spec["version"], host, device, state, error, spec["born"])
+    return Placed(id, spec["name"], spec["version"], host, device, state, error, spec.get("born", ""))
 
 
 def report_of(hosts: Mapping[str, Host], host: str, replica: str) -> Mapping[str, Any]:

@@ -39,8 +39,8 @@ class Registry:
 
     async def with_birth(self, spec: FunctionSpec) -> FunctionSpec:
         """Marks the spec as a version of what is deployed under its name, or as a new function."""
-        found = await self._cluster.function(spec.name)
-        return replace(spec, born=found["born"] if found else uuid.uuid4().hex)
+        found = await self._cluster.function(spec.name) or {}
+        return replace(spec, born=found.get("born") or uuid.uuid4().hex)
 
     async def replace(self, specs: list[FunctionSpec], deleted: list[str]) -> None:
         """All of it in one step."""

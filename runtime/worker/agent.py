@@ -102,7 +102,7 @@ class Agent:
 
     def _make(self, id: str, record: dict[str, Any]) -> Replica:
         spec = FunctionSpec.from_dict(record["spec"])
-        start = Start(record["failed_before"], record["relieves"])
+        start = Start(record.get("failed_before", 0), record.get("relieves", False))
         if spec.kind == "python":
             return FunctionReplica(id, spec, self._host, start)
         return LlmReplica(id, spec, self._host, start, record["device"])
