@@ -79,7 +79,10 @@ class ModelOptions:
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Clocks in seconds (0 = none) and the number of attempts a job gets. `start_up_within_s` bounds a worker's own
-    start; `start_within_s`, `run_within_s` and `finish_within_s` a job's wait, its run, and both together."""
+    start; `start_within_s`, `run_within_s` and `finish_within_s` a job's wait, its run, and both together.
+
+    The rest bounds what the function, or each tenant in it, may have: jobs waiting, jobs running, and requests and cost
+    (estimated tokens of a language model, calls of a Python function) per minute; 0 = no limit."""
 
     start_up_within_s: float = 600
     start_within_s: float = 0
@@ -88,6 +91,13 @@ class Limits:
     max_attempts: int = 3
     max_queued: int = 100_000
     retention_s: float = 3600
+    max_queued_per_tenant: int = 0
+    max_running: int = 0
+    max_running_per_tenant: int = 0
+    requests_per_minute: float = 0
+    requests_per_minute_per_tenant: float = 0
+    cost_per_minute: float = 0
+    cost_per_minute_per_tenant: float = 0
 
     def __post_init__(self) -> None:
         for name in ("start_up_within_s", "start_within_s", "run_within_s", "finish_within_s", "retention_s"):
@@ -95,6 +105,9 @@ class Limits:
             require(0 <= value <= MAX_SECONDS, f"{name} must be 0 to {MAX_SECONDS:g} seconds, not {value}")
         require(1 <= self.max_attempts <= 100, f"max_attempts must be 1 to 100, not {self.max_attempts}")
         require(1 <= self.max_queued <= 10**9, f"max_queued must be 1 to 1000000000, not {self.max_queued}")
+        for name in ("max_running", *(each.name for each in fields(self) if "_per_" in each.name)):
+            value = getattr(self, name)
+            require(0 <= value <= 10**9, f"{name} must be 0 to 1000000000, not {value}")
 
 
 @dataclass(frozen=True, slots=True)

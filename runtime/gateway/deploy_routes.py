@@ -8,7 +8,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -136,7 +136,8 @@ async def prepare(gateway: Gateway, spec: FunctionSpec) -> tuple[FunctionSpec, P
 async def remember(gateway: Gateway, spec: FunctionSpec, encoder: PromptEncoder | None) -> None:
     if encoder is not None:
         gateway.prompts.keep(spec, encoder)
-    await gateway.broker.set_limits(spec.name, Limits(max_queued=spec.limits.max_queued))
+    limits = {field.name: getattr(spec.limits, field.name) for field in fields(Limits)}
+    await gateway.broker.set_limits(spec.name, Limits(**limits))
 
 
 def spec_of(name: str, body: Mapping[str, Any]) -> FunctionSpec:

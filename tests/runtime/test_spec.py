@@ -1,7 +1,7 @@
 import pytest
 
 from stoker.runtime.sdk import App
-from stoker.runtime.spec import Batch, FunctionSpec, InvalidSpec, Scaling, readable
+from stoker.runtime.spec import Batch, FunctionSpec, InvalidSpec, Limits, Scaling, readable
 
 
 def test_a_spec_survives_the_wire() -> None:
@@ -64,3 +64,10 @@ def test_a_decorated_function_still_runs_here() -> None:
         return 2 * x
 
     assert double(4) == 8 and app.functions["double"].entry.endswith("double")
+
+
+@pytest.mark.parametrize("name", ["max_running", "max_queued_per_tenant", "requests_per_minute", "cost_per_minute"])
+@pytest.mark.parametrize("value", [-1, 2e9, float("nan")])
+def test_limits_that_are_none(name: str, value: float) -> None:
+    with pytest.raises(InvalidSpec, match=name):
+        Limits(**{name: value})

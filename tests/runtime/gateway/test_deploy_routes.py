@@ -48,13 +48,28 @@ async def test_bundle_function_call_and_removal(
         assert (await http.request(method, "/v1/functions/doubled")).status_code == 404
 
 
-async def test_queue_limits_come_with_the_deployment(http: httpx.AsyncClient, cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("limit", "retry_after"),
+    [
+        ("max_queued", "60"),
+        ("max_queued_per_tenant", "60"),
+        ("requests_per_minute", "60"),
+        ("requests_per_minute_per_tenant", "60"),
+        ("cost_per_minute_per_tenant", "60"),
+    ],
+)
+async def test_queue_limits_come_with_the_deployment(
+    http: httpx.AsyncClient, cluster: Cluster, tmp_path: Path, limit: str, retry_after: str
+) -> None:
     digest = await put_bundle(http, write_bundle(tmp_path))
-    spec = {"kind": "python", "code": digest, "entry": "m:f", "limits": {"max_queued": 1}}
-    await http.put("/v1/functions/limited", json={"spec": spec})
-    statuses = [(await http.post("/v1/functions/limited/jobs", json=1)).status_code for _ in range(2)]
-    assert statuses == [202, 429]
-    await http.delete("/v1/functions/limited")
+    spec = {"kind": "python", "code": digest, "entry": "m:f", "limits": {limit: 1}}
+    await http.put(f"/v1/functions/{limit}", json={"spec": spec})
+    answers = [await http.post(f"/v1/functions/{limit}/jobs", json=1) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [202, 429]
+    assert answers[1].headers["retry-after"] == retry_after
+    assert error_of(answers[1])["code"] == "rate_limit_exceeded"
+    assert limit in error_of(answers[1])["message"]
+    await http.delete(f"/v1/functions/{limit}")
 
 
 @pytest.mark.real_model
