@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("kernels", "queue", "coldstart", "runtime")
-MAX_LINES = 500
-MAX_FUNCTION_LINES = 60
+MAX_LINES = 400
+MAX_FUNCTION_LINES = 40
 ALLOWED = {
     "kernels": {"kernels"},
     "queue": {"queue"},
