@@ -83,19 +83,19 @@ async def measure(url: str, jobs: int, payload: int) -> dict[str, Any]:
     ended = await finish_all(broker)
     kept = await megabytes(client)
     seconds = await until_expired(client)
-    expired, left = await megabytes(client), await client.dbsize()
+    expired, of_jobs, left = await megabytes(client), len(await job_keys(client)), await client.dbsize()
     await broker.purge_function(FUNCTION)
     purged = sorted([name.decode() async for name in client.scan_iter()])
     await client.aclose()
     return {
-        "valid": backlog.queued == ended == jobs,
+        "valid": backlog.queued == ended == jobs and of_jobs == 0,
         "empty_mb": empty,
         "queued_mb": queued,
         "bytes_per_job": (queued - empty) * 1e6 / jobs,
         "ended_mb": kept,
         "expired_mb": expired,
         "expired_after_s": seconds,
-        "job_keys_left": 0,
+        "job_keys_left": of_jobs,
         "function_keys_left": left,
         "keys_after_purge": purged,
     }
