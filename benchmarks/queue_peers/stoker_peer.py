@@ -1,4 +1,4 @@
-"""stoker: the worker fetches one claim ahead, settles through the host agent's outbox, and waits for the bell."""
+"""stoker: the worker claims up to its free slots, settles through the host agent's outbox, and waits for the bell."""
 
 import asyncio
 import sys
@@ -53,12 +53,10 @@ async def work(url: str) -> None:
     loop = asyncio.get_running_loop()
     ending: set[asyncio.Task[None]] = set()
     ledger = Ledger(on_last=lambda: ending.add(loop.create_task(settled(ledger, outbox))))
-    ahead = asyncio.ensure_future(broker.claim(FUNCTION, "worker", CONCURRENCY))
     while True:
-        claims = await ahead
+        claims = await broker.claim(FUNCTION, "worker", CONCURRENCY)
         if not claims:
             await bells.wait(FUNCTION, 0.25)
-        ahead = asyncio.ensure_future(broker.claim(FUNCTION, "worker", CONCURRENCY))
         await asyncio.gather(*(run(ledger, claim, outbox) for claim in claims))
 
 
