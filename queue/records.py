@@ -14,6 +14,7 @@ PRIORITIES = (0, 1, 2)
 
 CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 ULID_LENGTH = 26
+TIME_DIGITS = 10
 
 
 class RecordVersionError(ValueError):
@@ -68,6 +69,14 @@ def function_of(job_id: str) -> str:
     if not (function and dash and len(ulid) == ULID_LENGTH and set(ulid) <= set(CROCKFORD)):
         raise ValueError(f"{job_id!r} is not a job id")
     return function
+
+
+def made_at_ms(job_id: str) -> int:
+    """When a well-formed job id was made, as its ULID says."""
+    number = 0
+    for digit in job_id[-ULID_LENGTH:][:TIME_DIGITS]:
+        number = number << 5 | CROCKFORD.index(digit)
+    return number
 
 
 class JobState(StrEnum):

@@ -108,12 +108,13 @@ def gateway(
 def controller(
     hosts: Annotated[int, typer.Option(min=1, help="Host agents that `stoker up` keeps on this machine.")] = 1,
     redis: Redis = "",
+    store: Store = "",
 ) -> None:
     """Run a controller: decides how many replicas there are and where."""
     from stoker.runtime.controller.controller import serve
     from stoker.runtime.controller.provider import LocalProvider
 
-    settings = needs_redis(settings_of(redis=redis))
+    settings = needs_redis(settings_of(redis=redis, store=store))
     asyncio.run(serve(settings, lambda cluster: LocalProvider(cluster, hosts)))
 
 

@@ -13,10 +13,12 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from stoker.coldstart.store import open_store
 from stoker.queue.broker import Broker
 from stoker.queue.client import connect
 from stoker.queue.cluster import BELL, Cluster, Host, Signal
 from stoker.queue.records import Backlog
+from stoker.runtime.controller.payload_sweep import sweep_forever
 from stoker.runtime.controller.policy import Decision, Demand, Failures, Placed, View, Wanted, decide
 from stoker.runtime.controller.provider import Provider
 from stoker.runtime.settings import Settings
@@ -149,8 +151,12 @@ async def serve(settings: Settings, provider_factory: Any) -> None:
     await bell.start()
     stopping = asyncio.create_task(stop.wait())
     stopping.add_done_callback(lambda _: bell.ring())
+    broker = Broker(client, lease_ms=settings.lease_ms)
+    sweeping = asyncio.create_task(sweep_forever(open_store(settings.store), broker))
     try:
-        await Controller(Broker(client, lease_ms=settings.lease_ms), cluster, provider_factory(cluster)).run(bell, stop)
+        await Controller(broker, cluster, provider_factory(cluster)).run(bell, stop)
     finally:
+        sweeping.cancel()
+        await asyncio.gather(sweeping, return_exceptions=True)
         await bell.close()
         await client.aclose()

@@ -5,14 +5,17 @@ import hashlib
 import json
 import math
 import time
+from dataclasses import replace
 from typing import Any, Self
 
+from stoker.coldstart.failures import ColdStartError
 from stoker.queue.events import Event
 from stoker.queue.records import Enqueued, IdempotencyMismatch, NewJob, QueueFull, new_job_id, pack
 from stoker.queue.retry import insist
+from stoker.runtime import payloads
 from stoker.runtime.gateway.context import Gateway
 from stoker.runtime.gateway.endpoint import Incoming
-from stoker.runtime.gateway.errors import NO_RETRY, ApiError, bad_request, queue_full
+from stoker.runtime.gateway.errors import NO_RETRY, ApiError, bad_request, queue_full, store_unavailable
 from stoker.runtime.gateway.following import Following
 from stoker.runtime.gateway.outcome import Outcome
 from stoker.runtime.gateway.waiting import replicas_of
@@ -70,21 +73,42 @@ def milliseconds(seconds: float) -> int:
 
 
 async def enqueue(gateway: Gateway, job: NewJob) -> Enqueued:
-    """Raises ApiError 409 and 429; a lost reply is asked for again, which the queue answers without a second job."""
+    """Raises ApiError 409, 429 and 503; a lost reply is asked for again, which the queue answers without a new job."""
+    stored = await with_payload_stored(gateway, job)
     try:
-        enqueued = await insist(lambda: gateway.broker.enqueue(job), ENQUEUE_PATIENCE_S)
+        enqueued = await insist(lambda: gateway.broker.enqueue(stored), ENQUEUE_PATIENCE_S)
     except QueueFull as full:
+        forget_payload(gateway, stored)
         raise queue_full(full.message, full.retry_after_s) from None
     except IdempotencyMismatch:
+        forget_payload(gateway, stored)
         raise ApiError(
             409,
             "This idempotency key was used before with a different request body.",
             code="idempotency_key_reused",
             headers=NO_RETRY,
         ) from None
+    if enqueued.job_id != job.id:
+        forget_payload(gateway, stored)
     if enqueued.wake:
         gateway.background(gateway.cluster.ring())
     return enqueued
+
+
+async def with_payload_stored(gateway: Gateway, job: NewJob) -> NewJob:
+    """A big payload goes to the object store. Raises ApiError 503."""
+    if len(job.payload) <= payloads.INLINE_LIMIT:
+        return job
+    try:
+        return replace(job, payload=await asyncio.to_thread(payloads.put, gateway.store, job.id, job.payload))
+    except ColdStartError as error:
+        raise store_unavailable(str(error)) from error
+
+
+def forget_payload(gateway: Gateway, job: NewJob) -> None:
+    """Of a job that was not queued after all."""
+    if payloads.is_reference(job.payload):
+        gateway.background(asyncio.to_thread(gateway.store.delete, payloads.object_key(job.id)))
 
 
 async def refuse_failing(gateway: Gateway, spec: FunctionSpec) -> None:

@@ -105,6 +105,10 @@ def queue_unavailable() -> ApiError:
     )
 
 
+def store_unavailable(message: str) -> ApiError:
+    return ApiError(503, message, type="server_error", code="store_unavailable", headers={"retry-after": "1"})
+
+
 def queue_full(message: str, retry_after_s: float) -> ApiError:
     headers = {"retry-after": str(max(1, math.ceil(retry_after_s)))}
     return ApiError(429, message, type="rate_limit_exceeded", code="rate_limit_exceeded", headers=headers)

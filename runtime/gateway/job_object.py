@@ -6,11 +6,9 @@ from typing import Any, Literal
 from typing_extensions import TypedDict
 
 from stoker.coldstart.timeline import Timeline
-from stoker.queue.records import CROCKFORD, ULID_LENGTH, Job, JobState, function_of
+from stoker.queue.records import Job, JobState, function_of
 from stoker.runtime.gateway.errors import ErrorObject, job_failed
 from stoker.runtime.gateway.outcome import outcome_of_job, unpacked
-
-TIME_DIGITS = 10
 
 
 class JobError(ErrorObject):
@@ -127,11 +125,3 @@ def shown_result(result: Mapping[str, Any] | None) -> Any:
     if result is None:
         return None
     return result["value"] if result.keys() == {"value"} else dict(result)
-
-
-def made_at_ms(job_id: str) -> int:
-    """When a well-formed job id was made, as its ULID says."""
-    number = 0
-    for digit in job_id[-ULID_LENGTH:][:TIME_DIGITS]:
-        number = number << 5 | CROCKFORD.index(digit)
-    return number

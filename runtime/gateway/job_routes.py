@@ -6,7 +6,7 @@ import time
 
 from starlette.responses import Response
 
-from stoker.queue.records import Job, NotReplayable, function_of
+from stoker.queue.records import Job, NotReplayable, function_of, made_at_ms
 from stoker.queue.retry import insist
 from stoker.runtime.gateway.calls import idempotency_key
 from stoker.runtime.gateway.endpoint import Incoming, Json
@@ -14,7 +14,7 @@ from stoker.runtime.gateway.errors import ApiError, bad_request, not_found, not_
 from stoker.runtime.gateway.event_stream import EventStream
 from stoker.runtime.gateway.following import job_expired
 from stoker.runtime.gateway.job_events import LAST, job_frames
-from stoker.runtime.gateway.job_object import JobObject, JobPage, job_object, made_at_ms
+from stoker.runtime.gateway.job_object import JobObject, JobPage, job_object
 from stoker.runtime.gateway.waiting import WAITING
 
 REPLAY_PATIENCE_S = 2.0

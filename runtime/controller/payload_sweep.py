@@ -1,0 +1,50 @@
+"""Deletes big payloads from the object store once no job needs them."""
+
+import asyncio
+import logging
+import time
+
+from redis.exceptions import RedisError
+
+from stoker.coldstart.failures import ColdStartError
+from stoker.coldstart.store import ObjectStore
+from stoker.queue.broker import Broker
+from stoker.queue.records import JobState, made_at_ms
+from stoker.runtime.payloads import PREFIX, job_of, object_key
+
+SWEEP_S = 60.0
+# A payload is written before its job is queued: an id that the queue doesn't know may still come.
+GRACE_S = 3600.0
+
+log = logging.getLogger("stoker.controller")
+
+
+def needed(state: JobState | None, age_s: float) -> bool:
+    """Whether a job in `state` (None: the queue doesn't know it) may still be run, now or after a replay."""
+    if state is None:
+        return age_s < GRACE_S
+    return not state.terminal or state in (JobState.DEAD, JobState.FAILED)
+
+
+async def sweep(store: ObjectStore, broker: Broker) -> int:
+    """How many were deleted. Raises ColdStartError or RedisError."""
+    deleted = 0
+    for key in await asyncio.to_thread(lambda: [found.key for found in store.list(PREFIX)]):
+        job_id = job_of(key)
+        if job_id is None:
+            continue
+        job = await broker.job(job_id)
+        if not needed(job.state if job else None, time.time() - made_at_ms(job_id) / 1000):
+            await asyncio.to_thread(store.delete, object_key(job_id))
+            deleted += 1
+    return deleted
+
+
+async def sweep_forever(store: ObjectStore, broker: Broker) -> None:
+    while True:
+        await asyncio.sleep(SWEEP_S)
+        try:
+            if deleted := await sweep(store, broker):
+                log.info("deleted %d payloads of jobs that are over", deleted)
+        except (ColdStartError, RedisError) as error:
+            log.warning("sweep of payloads: %s", error)
