@@ -83,6 +83,8 @@ async def test_a_replica_takes_over(nodes: tuple[Node, Node], job: MakeJob, tmp_
         for new in (running, *kept):
             await broker.enqueue(new)
         (before,) = await broker.claim("f", "w", 1)
+        # WAIT is about the writes of its own connection, and so of all before them.
+        primary.raw.set("synced", 1)
         assert primary.raw.execute_command("WAIT", 1, 10_000) == 1
         # From here on the replica gets nothing more.
         replica.raw.execute_command("REPLICAOF", "127.0.0.1", "1")

@@ -81,6 +81,7 @@ async def finished(broker: Broker) -> None:
         await asyncio.sleep(0.1)
 
 
+@pytest.mark.timeout(180 * ROUNDS)
 async def test_every_job_ends_once_and_is_charged_once(
     server: EmbeddedValkey, broker: Broker, raw: redis.Redis, spawn: Spawn
 ) -> None:
