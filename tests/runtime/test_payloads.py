@@ -4,10 +4,10 @@ import pytest
 
 from stoker.coldstart.failures import ObjectAltered, ObjectMissing, StoreUnavailable
 from stoker.coldstart.store import ObjectStore, open_store
-from stoker.queue.records import new_job_id, pack
+from stoker.queue.records import pack
 from stoker.runtime import payloads
 
-JOB = new_job_id("f-1")
+JOB = "f-1-01M8PH3EBGX2J2PYZ4QGJSS614"
 BIG = pack("x" * payloads.INLINE_LIMIT)
 
 
