@@ -4,37 +4,37 @@ import asyncio
 import json
 import logging
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
+from stoker.runtime.commands.jobs import jobs
+from stoker.runtime.commands.terminal import (
+    GATEWAY_URL,
+    ApiKey,
+    AsJson,
+    DataDir,
+    Redis,
+    Store,
+    Url,
+    client_of,
+    console,
+    errors,
+    show,
+)
 from stoker.runtime.processes import die_with_parent
 from stoker.runtime.settings import Settings, from_environment
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, help="A self-hosted serverless GPU function runtime.")
-jobs = typer.Typer(no_args_is_help=True, help="Look at jobs, cancel and replay them.")
 app.add_typer(jobs, name="jobs")
-console = Console()
-errors = Console(stderr=True)
 
 FAILED, USAGE, UNREACHABLE = 1, 2, 3
-
-Url = Annotated[str, typer.Option("--url", envvar="STOKER_URL", help="The gateway's address.")]
-ApiKey = Annotated[str, typer.Option("--api-key", envvar="STOKER_API_KEY", help="Key of the calling tenant.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-DataDir = Annotated[Path | None, typer.Option("--data", help="Folder of this machine's data (STOKER_DATA).")]
-Redis = Annotated[str, typer.Option("--redis", help="redis://, rediss:// or unix:// address of an own server.")]
-Store = Annotated[str, typer.Option("--store", help="Object store: file:///folder or s3://bucket/prefix.")]
-
-GATEWAY_URL = "http://127.0.0.1:8000"
 
 
 def settings_of(data: Path | None = None, redis: str = "", store: str = "") -> Settings:
@@ -209,73 +209,6 @@ def functions(url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json: AsJson = Fa
         cells = (row["name"], row["kind"], row["version"], states, row["queued"], row["running"])
         table.add_row(*map(str, cells))
     console.print(table)
-
-
-@jobs.command("get")
-def get_job(
-    job_id: Annotated[str, typer.Argument(help="The job's id.")],
-    url: Url = GATEWAY_URL,
-    api_key: ApiKey = "",
-) -> None:
-    """Print a job's record as JSON."""
-    with client_of(url, api_key) as client:
-        typer.echo(json.dumps(client.job(job_id), indent=2, ensure_ascii=False))
-
-
-@jobs.command("cancel")
-def cancel_job(
-    job_id: Annotated[str, typer.Argument(help="The job's id.")],
-    url: Url = GATEWAY_URL,
-    api_key: ApiKey = "",
-) -> None:
-    """Cancel a queued or running job."""
-    with client_of(url, api_key) as client:
-        typer.echo(f"{job_id}: {client.cancel(job_id)['state']}")
-
-
-@jobs.command("dead")
-def dead_jobs(
-    function: Annotated[str, typer.Argument(help="Name of a deployed function.")],
-    limit: Annotated[int, typer.Option(min=1, max=100, help="At most so many.")] = 20,
-    after: Annotated[str, typer.Option(help="Go on behind the job of this id.")] = "",
-    url: Url = GATEWAY_URL,
-    api_key: ApiKey = "",
-    as_json: AsJson = False,
-) -> None:
-    """List a function's jobs whose attempts are used up, the newest first."""
-    with client_of(url, api_key) as client:
-        page = client.dead(function, limit=limit, after=after)
-    if as_json:
-        typer.echo(json.dumps(page))
-        return
-    table = Table("job", "attempts", "ended", "error")
-    for job in page["data"]:
-        ended = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job["finished_at"]))
-        table.add_row(escape(job["id"]), str(job["attempt"]), ended, escape(job["error"]["message"]))
-    console.print(table)
-    if page["has_more"]:
-        console.print(f"more with --after {page['data'][-1]['id']}")
-
-
-@jobs.command("replay")
-def replay_job(
-    job_id: Annotated[str, typer.Argument(help="The job's id.")],
-    url: Url = GATEWAY_URL,
-    api_key: ApiKey = "",
-) -> None:
-    """Queue a dead or failed job again, with all of its attempts."""
-    with client_of(url, api_key) as client:
-        typer.echo(f"{job_id}: {client.replay(job_id)['state']}")
-
-
-def client_of(url: str, api_key: str) -> Any:
-    from stoker.runtime.sdk import Client
-
-    return Client(url, api_key)
-
-
-def show(value: Any, as_json: bool, text: str) -> None:
-    typer.echo(json.dumps(value) if as_json else text)
 
 
 def explain(error: Exception) -> tuple[str, int]:
