@@ -1,20 +1,33 @@
 """Settings of a stoker process. Only this module and the command line read the environment."""
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+METADATA_URL = "http://169.254.169.254"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`data_dir` holds the embedded server, caches and logs of this machine; `store_url` is the object store."""
+    """`data_dir` holds the embedded server, caches and logs of this machine; `store_url` is the object store.
+
+    `secret` is the deployment's (see secret.py); `auth` is "keys" where callers need an API key, "open" where not, and ""
+    for open on loopback addresses only.
+
+    `cluster` names the pools that an AWS controller scales, `pool` the one that this host belongs to; `metadata_url` is
+    where an EC2 instance learns about itself."""
 
     data_dir: Path
     redis_url: str = ""
     store_url: str = ""
     lease_ms: int = 10_000
     log_level: str = "info"
+    secret: str = field(default="", repr=False)
+    auth: str = ""
+    cluster: str = ""
+    pool: str = ""
+    metadata_url: str = METADATA_URL
 
     @property
     def store(self) -> str:
@@ -29,13 +42,19 @@ class Settings:
 
 
 def from_environment() -> Settings:
-    """STOKER_DATA, STOKER_REDIS, STOKER_STORE, STOKER_LEASE_MS, STOKER_LOG_LEVEL."""
+    """STOKER_DATA, STOKER_REDIS, STOKER_STORE, STOKER_LEASE_MS, STOKER_LOG_LEVEL, STOKER_SECRET, STOKER_AUTH,
+    STOKER_CLUSTER, STOKER_POOL, and AWS_EC2_METADATA_SERVICE_ENDPOINT as boto3 knows it."""
     return Settings(
         data_dir=Path(os.environ.get("STOKER_DATA", ".stoker")).resolve(),
         redis_url=os.environ.get("STOKER_REDIS", ""),
         store_url=os.environ.get("STOKER_STORE", ""),
         lease_ms=int(os.environ.get("STOKER_LEASE_MS", "10000")),
         log_level=os.environ.get("STOKER_LOG_LEVEL", "info"),
+        secret=os.environ.get("STOKER_SECRET", ""),
+        auth=os.environ.get("STOKER_AUTH", ""),
+        cluster=os.environ.get("STOKER_CLUSTER", ""),
+        pool=os.environ.get("STOKER_POOL", ""),
+        metadata_url=os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", METADATA_URL),
     )
 
 
@@ -47,4 +66,9 @@ def to_environment(settings: Settings) -> dict[str, str]:
         "STOKER_STORE": settings.store,
         "STOKER_LEASE_MS": str(settings.lease_ms),
         "STOKER_LOG_LEVEL": settings.log_level,
+        "STOKER_SECRET": settings.secret,
+        "STOKER_AUTH": settings.auth,
+        "STOKER_CLUSTER": settings.cluster,
+        "STOKER_POOL": settings.pool,
+        "AWS_EC2_METADATA_SERVICE_ENDPOINT": settings.metadata_url,
     }

@@ -9,7 +9,6 @@ import signal
 import socket
 import time
 import uuid
-from pathlib import Path
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -21,8 +20,10 @@ from stoker.queue.cluster import WANTED, Cluster, Signal
 from stoker.queue.events import Bells
 from stoker.runtime.settings import Settings
 from stoker.runtime.spec import FunctionSpec
+from stoker.runtime.worker.devices import find_devices, gpu_facts
 from stoker.runtime.worker.function_replica import FunctionReplica
 from stoker.runtime.worker.host import Host, log_path
+from stoker.runtime.worker.instance import Identity, InstanceMetadata, NoMetadata, Notice
 from stoker.runtime.worker.llm_replica import LlmReplica
 from stoker.runtime.worker.reconcile import compare
 from stoker.runtime.worker.replica import Replica, Start
@@ -33,23 +34,26 @@ RECONCILE_S = 0.1
 FAILED_S = 0.2
 DRAIN_S = 30.0
 RING_SLOTS = 16
+NOTICE_S = 1.0
+# What is left of an interruption's two minutes for handing work back, after the replicas have been given theirs.
+HAND_BACK_S = 15.0
 
 log = logging.getLogger("stoker.worker")
 
 
-def find_devices() -> list[str]:
-    """The GPUs of this host by their device files; a host without any serves on its CPU."""
-    gpus = sorted(path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*"))
-    return [f"cuda:{index}" for index in gpus] or ["cpu"]
-
-
 class Agent:
-    """Three loops: reconcile (wanted replicas), beat (leases), report (to controller and gateways)."""
+    """Loops: reconcile (wanted replicas), beat (leases), report (to controller and gateways), and on EC2 a watch for
+    the notice to leave: the host then hands its work back and takes no more, but stays to be seen."""
 
-    def __init__(self, host: Host, cluster: Cluster, wanted: Signal) -> None:
+    def __init__(
+        self, host: Host, cluster: Cluster, wanted: Signal, metadata: InstanceMetadata | None, facts: dict[str, Any]
+    ) -> None:
         self._host = host
         self._cluster = cluster
         self._wanted = wanted
+        self._metadata = metadata
+        self._facts = facts
+        self._notice: Notice | None = None
         self._replicas: dict[str, Replica] = {}
         self._stopping: set[asyncio.Task[None]] = set()
         self._last_states: dict[str, str] = {}
@@ -71,7 +75,8 @@ class Agent:
 
     def _loops(self) -> list[tuple[Any, float]]:
         lease_s = self._host.settings.lease_ms / 1000
-        return [(self._reconcile, 0.0), (self._beat, lease_s / 3), (self._report, REPORT_S)]
+        loops: list[tuple[Any, float]] = [(self._reconcile, 0.0), (self._beat, lease_s / 3), (self._report, REPORT_S)]
+        return loops + ([(self._watch, NOTICE_S)] if self._metadata else [])
 
     async def _forever(self, work: Any, pause: float) -> None:
         """A server that is away is waited for; any other failure is logged and the loop goes on."""
@@ -86,8 +91,24 @@ class Agent:
                 log.exception("%s failed", work.__name__)
                 await asyncio.sleep(FAILED_S)
 
+    async def _watch(self) -> None:
+        assert self._metadata is not None
+        try:
+            notice = await self._metadata.notice()
+        except NoMetadata as error:
+            log.warning("%s", error)
+            return
+        if notice != self._notice and not self._leaving:
+            log.warning("this host is told to leave: %s", notice)
+            self._notice = notice
+            await self._report()
+
+    @property
+    def _leaving(self) -> bool:
+        return self._notice is not None and self._notice.final
+
     async def _reconcile(self) -> None:
-        wanted = (await self._cluster.wanted()).get(self._host.id, {})
+        wanted = {} if self._leaving else (await self._cluster.wanted()).get(self._host.id, {})
         for id in [id for id, replica in self._replicas.items() if replica.state == "gone"]:
             del self._replicas[id]
         change = compare(wanted, {id: replica.state for id, replica in self._replicas.items()})
@@ -112,7 +133,7 @@ class Agent:
         if replica.state == "failed":
             del self._replicas[id]
             return
-        task = asyncio.create_task(replica.stop(DRAIN_S))
+        task = asyncio.create_task(replica.stop(drain_s(self._notice, time.time())))
         self._stopping.add(task)
         task.add_done_callback(self._stopping.discard)
 
@@ -141,6 +162,8 @@ class Agent:
             "devices": self._host.devices,
             "engines": {device: engine.pid for device, engine in self._host.engines.items()},
             "replicas": {id: replica.report() for id, replica in self._replicas.items()},
+            "notice": self._notice.to_dict() if self._notice else None,
+            **self._facts,
         }
         await self._cluster.report_host(self._host.id, body)
         await self._cluster.ring()
@@ -160,8 +183,33 @@ class Agent:
             await self._cluster.forget_host(self._host.id)
 
 
+def drain_s(notice: Notice | None, now: float) -> float:
+    """How long running work may take on a host with this notice."""
+    return min(DRAIN_S, max(0.0, notice.at - now - HAND_BACK_S)) if notice and notice.at else DRAIN_S
+
+
+def facts_of(settings: Settings, identity: Identity | None) -> dict[str, Any]:
+    """What a host tells about itself besides its load."""
+    where = {"kind": identity.kind, "zone": identity.zone, "spot": identity.spot} if identity else {}
+    return {"pool": settings.pool, "kind": "", "zone": "", "spot": False, **where, "gpus": gpu_facts()}
+
+
 async def serve(settings: Settings, host_id: str) -> None:
     """Runs a host agent until SIGTERM or SIGINT, then drains."""
+    await run_agent(settings, host_id, None, facts_of(settings, None))
+
+
+async def serve_instance(settings: Settings) -> None:
+    """The same for an EC2 instance of a pool, which goes by its instance id. Raises NoMetadata elsewhere."""
+    metadata = InstanceMetadata(settings.metadata_url)
+    try:
+        identity = await metadata.identity()
+        await run_agent(settings, identity.id, metadata, facts_of(settings, identity))
+    finally:
+        await metadata.close()
+
+
+async def run_agent(settings: Settings, host_id: str, metadata: InstanceMetadata | None, facts: dict[str, Any]) -> None:
     client = connect(settings.redis_url)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -175,7 +223,7 @@ async def serve(settings: Settings, host_id: str) -> None:
     wanted = Signal(settings.redis_url, connect, WANTED)
     zygote = ZygoteLink(log_path(settings, host_id, "zygote"))
     host = Host(host_id, worker, settings, broker, bells, ring, zygote, find_devices())
-    agents.append(Agent(host, Cluster(client), wanted))
+    agents.append(Agent(host, Cluster(client), wanted, metadata, facts))
     await zygote.start()
     await bells.start()
     await wanted.start()

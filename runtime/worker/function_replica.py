@@ -182,5 +182,5 @@ class FunctionReplica(Replica):
         }
         if not self._ready.done():
             self._ready.set_exception(StartFailed(error))
-        elif not self._stopping.is_set():
+        elif self.held or not self._stopping.is_set():
             self.crash(error)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ State = Literal["starting", "loading", "ready", "draining", "failed", "gone"]
 Record = dict[str, Any]
 
 MANY_FAILURES = 3
+DRAIN_LOOK_S = 0.02
 
 log = logging.getLogger("stoker.worker")
 
@@ -55,6 +57,7 @@ class Replica(ABC):
         self.outbox = Outbox(host.broker, spec.name, self.lose)
         self._claimed_ns: dict[str, int] = {}
         self._ready_at = 0.0
+        self._grace_ends = math.inf
         self._started_at = time.monotonic_ns()
         self._room = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -88,18 +91,23 @@ class Replica(ABC):
         self._task = asyncio.create_task(self._run())
 
     async def stop(self, grace_s: float) -> None:
-        """Drains: no new work, what runs may finish within `grace_s`, the rest goes back to the head of its lane."""
-        if self._stopping.is_set() and self.state == "draining":
-            return
+        """Drains: no new work, what runs may finish within `grace_s`, the rest goes back to the head of its lane.
+        Called again, it can only shorten the grace."""
+        self._grace_ends = min(self._grace_ends, time.monotonic() + grace_s)
         self._stopping.set()
-        before, self.state = self.state, "draining" if self.state in ("starting", "loading", "ready") else self.state
-        if before in ("starting", "loading") and self._task:
+        self._room.set()
+        if self._task is None:
+            return
+        if self.state in ("starting", "loading"):
             self._task.cancel()
-        if before == "ready":
-            await self._finish_held(grace_s)
-        if self._task:
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        if self.state in ("starting", "loading", "ready"):
+            self.state = "draining"
+        while not self._task.done():
+            if time.monotonic() >= self._grace_ends:
+                self._hand_back()
+            await asyncio.wait([self._task], timeout=DRAIN_LOOK_S)
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
 
     def lose(self, job_id: str, reason: str = "lost") -> None:
         """The job was cancelled, timed out or given to another worker: stop, and say nothing more about it."""
@@ -180,6 +188,7 @@ class Replica(ABC):
             await self._load()
             while not self._stopping.is_set() and self.state == "ready":
                 await self.take_work()
+            await self._until_nothing_is_held()
             await self.outbox.drained()
         except StartFailed as failure:
             await self._fail_waiting(failure.error)
@@ -220,10 +229,12 @@ class Replica(ABC):
             self.fail(claim, error, retry=self._start.failed_before + 1 < MANY_FAILURES)
         await self.outbox.drained()
 
-    async def _finish_held(self, grace_s: float) -> None:
-        deadline = time.monotonic() + grace_s
-        while self.held and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
+    async def _until_nothing_is_held(self) -> None:
+        while self.held:
+            self._room.clear()
+            await self._room.wait()
+
+    def _hand_back(self) -> None:
         for claim in list(self.held.values()):
             self.abort(claim.job_id)
             self.fail(
