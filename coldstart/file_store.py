@@ -44,9 +44,11 @@ class FileStore:
                 if not count:
                     raise ObjectTruncated(self._name(key), span, f"the file ends at byte {found.size}")
                 read += count
+                if watch is not None:
+                    watch.received += count
 
     def write(self, key: str, data: bytes | Path) -> ObjectInfo:
-        path = self._path(key)
+        path = self.locate(key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             return self._replace(key, path, data)
@@ -63,7 +65,7 @@ class FileStore:
 
     def delete(self, key: str) -> None:
         try:
-            self._path(key).unlink(missing_ok=True)
+            self.locate(key).unlink(missing_ok=True)
         except OSError as error:
             raise StoreUnavailable(self._name(key), None, f"can't delete: {error}") from error
 
@@ -86,7 +88,7 @@ class FileStore:
     @contextmanager
     def _reading(self, key: str) -> Iterator[int]:
         try:
-            fd = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(self.locate(key), os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ObjectMissing(self._name(key), None, "there is no such file") from error
         except OSError as error:
@@ -98,7 +100,8 @@ class FileStore:
         finally:
             os.close(fd)
 
-    def _path(self, key: str) -> Path:
+    def locate(self, key: str) -> Path:
+        """Where the object lies on this machine, whether or not it is there."""
         return self.folder / checked_key(key)
 
     def _name(self, key: str) -> str:

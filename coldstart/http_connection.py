@@ -11,11 +11,16 @@ from typing import NamedTuple
 
 from stoker.coldstart.store import ReadWatch
 
-CONNECT_S = 5.0
-FIRST_BYTE_S = 20.0
-STALL_S = 10.0
 # How long a blocked receive may ignore `ReadWatch.stop`.
 SLICE_S = 0.25
+
+
+class Patience(NamedTuple):
+    """How long to wait: for the connection, for an answer's first byte, and for more of it, in seconds."""
+
+    connect_s: float = 5.0
+    first_byte_s: float = 20.0
+    stall_s: float = 10.0
 
 
 class Origin(NamedTuple):
@@ -35,12 +40,13 @@ class Cancelled(Exception):
 class HttpConnection:
     """For one thread at a time; to be closed after an exception."""
 
-    def __init__(self, origin: Origin, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, origin: Origin, tls: ssl.SSLContext | None, patience: Patience) -> None:
         self.origin = origin
+        self._patience = patience
         if origin.scheme == "https":
-            self._http = http.client.HTTPSConnection(origin.host, origin.port, timeout=CONNECT_S, context=tls)
+            self._http = http.client.HTTPSConnection(origin.host, origin.port, timeout=patience.connect_s, context=tls)
         else:
-            self._http = http.client.HTTPConnection(origin.host, origin.port, timeout=CONNECT_S)
+            self._http = http.client.HTTPConnection(origin.host, origin.port, timeout=patience.connect_s)
         self._socket: socket.socket | None = None
         self._response: http.client.HTTPResponse | None = None
 
@@ -61,7 +67,7 @@ class HttpConnection:
         nothing arrived, and Cancelled."""
         sock = self._socket
         assert sock is not None
-        count = receive(sock, into, receive_buffered(sock, response, into), watch)
+        count = receive(sock, into, receive_buffered(sock, response, into), watch, self._patience.stall_s)
         response.close()
         if response.will_close or count < len(into):
             self.close()
@@ -75,9 +81,9 @@ class HttpConnection:
 
     def _exchange(self, target: str, headers: Mapping[str, str], watch: ReadWatch) -> http.client.HTTPResponse:
         sock = self._socket or self._connect()
-        sock.settimeout(STALL_S)
+        sock.settimeout(self._patience.stall_s)
         self._http.request("GET", target, headers=dict(headers))
-        wait_readable(sock, watch)
+        wait_readable(sock, watch, self._patience.first_byte_s)
         self._response = self._http.getresponse()
         return self._response
 
@@ -89,10 +95,10 @@ class HttpConnection:
         return self._socket
 
 
-def wait_readable(sock: socket.socket, watch: ReadWatch) -> None:
+def wait_readable(sock: socket.socket, watch: ReadWatch, patience_s: float) -> None:
     poll = select.poll()
     poll.register(sock, select.POLLIN)
-    deadline = time.monotonic() + FIRST_BYTE_S
+    deadline = time.monotonic() + patience_s
     while not poll.poll(SLICE_S * 1000):
         check_progress(deadline, watch)
 
@@ -106,11 +112,12 @@ def receive_buffered(sock: socket.socket, response: http.client.HTTPResponse, in
         return 0
 
 
-def receive(sock: socket.socket, into: memoryview, received: int, watch: ReadWatch) -> int:
+def receive(sock: socket.socket, into: memoryview, received: int, watch: ReadWatch, patience_s: float) -> int:
     """Wakes up at least once per slice to look at `watch`. Returns less than asked when the connection ended or
     stalled after something had arrived; raises OSError when nothing had."""
     flags = receive_flags(sock)
-    deadline = time.monotonic() + STALL_S
+    watch.received += received
+    deadline = time.monotonic() + patience_s
     while received < len(into):
         rest = into[received:]
         try:
@@ -124,7 +131,8 @@ def receive(sock: socket.socket, into: memoryview, received: int, watch: ReadWat
             break
         if not count:
             break
-        received, deadline = received + count, time.monotonic() + STALL_S
+        received, deadline = received + count, time.monotonic() + patience_s
+        watch.received += count
         check_progress(deadline, watch)
     return received
 

@@ -18,12 +18,14 @@ T = TypeVar("T")
 
 
 class Transient(Exception):
-    """An attempt failed in a way that may pass; `progressed` when it brought the goal nearer all the same."""
+    """An attempt failed in a way that may pass; `progressed` when it brought the goal well nearer all the same,
+    `refused` when the other side has too much to do."""
 
-    def __init__(self, failure: ColdStartError, progressed: bool = False) -> None:
+    def __init__(self, failure: ColdStartError, progressed: bool = False, refused: bool = False) -> None:
         super().__init__(str(failure))
         self.failure = failure
         self.progressed = progressed
+        self.refused = refused
 
 
 def persist(attempt: Callable[[], T], watch: ReadWatch, budget_s: float) -> T:
@@ -37,6 +39,7 @@ def persist(attempt: Callable[[], T], watch: ReadWatch, budget_s: float) -> T:
         try:
             return attempt()
         except Transient as problem:
+            watch.refusals += problem.refused
             if problem.progressed:
                 began, ceiling = time.monotonic(), FIRST_CEILING_S
             delay = random.uniform(0, ceiling)

@@ -19,6 +19,7 @@ from stoker.coldstart.failures import (
 from stoker.coldstart.retry import Transient
 
 CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+REFUSALS = (429, 503)
 EXPIRED = ("ExpiredToken", "RequestExpired")
 KINDS: dict[int, type[ColdStartError]] = {404: ObjectMissing, 412: ObjectChanged, 416: ObjectTruncated}
 
@@ -58,7 +59,7 @@ def failure_of(name: str, span: ByteRange | None, answer: Answer, access: Access
     """The typed error, wrapped in Transient when the same request may succeed a little later."""
     failure = KINDS.get(answer.status, StoreUnavailable)(name, span, f"{answer}; {access}")
     passing = answer.status == 429 or answer.status >= 500 or answer.code in EXPIRED
-    return Transient(failure) if passing else failure
+    return Transient(failure, refused=answer.status in REFUSALS) if passing else failure
 
 
 def client_failure(name: str, error: ClientError | BotoCoreError, access: Access) -> ColdStartError:

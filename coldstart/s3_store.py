@@ -25,7 +25,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from botocore.httpsession import get_cert_path
 
 from stoker.coldstart.failures import ByteRange, FetchCancelled, ObjectTruncated, StoreUnavailable
-from stoker.coldstart.http_connection import Cancelled, HttpConnection, Origin
+from stoker.coldstart.http_connection import Cancelled, HttpConnection, Origin, Patience
 from stoker.coldstart.retry import Transient, persist
 from stoker.coldstart.s3_failures import Access, answer_of, check_range_headers, client_failure, failure_of
 from stoker.coldstart.store import ObjectInfo, ReadWatch, checked_key
@@ -34,6 +34,7 @@ from stoker.coldstart.store import ObjectInfo, ReadWatch, checked_key
 SIGNED_FOR_S = 900
 SIGN_AGAIN_S = 60.0
 RETRY_BUDGET_S = 60.0
+PROGRESS = 0.1
 MAX_ERROR_BODY = 64 << 10
 MULTIPART = TransferConfig(multipart_threshold=64 << 20, multipart_chunksize=64 << 20, max_concurrency=8)
 
@@ -52,6 +53,7 @@ class S3Store:
         self._retry_budget_s = retry_budget_s
         session = botocore.session.get_session()
         self._client, self._access = open_client(session)
+        self._patience = Patience()
         self._tls = tls_context(session) if self._access.endpoint.startswith("https") else None
         self._signed: dict[str, tuple[str, float]] = {}
         self._idle: list[HttpConnection] = []
@@ -78,7 +80,9 @@ class S3Store:
             done += self._read_range_once(key, span, into[done:], etag, watch or ReadWatch())
             if done < len(into):
                 reason = f"the body ended after {done} of {len(into)} bytes; {self._access}"
-                raise Transient(ObjectTruncated(self._name(key), span, reason), progressed=done > before)
+                # A renewed budget must be earned, so that a body which always ends early can't go on for ever.
+                progressed = done - before >= PROGRESS * (len(into) - before)
+                raise Transient(ObjectTruncated(self._name(key), span, reason), progressed)
 
         if into:
             persist(attempt, watch or ReadWatch(), self._retry_budget_s)
@@ -127,7 +131,9 @@ class S3Store:
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             failure = StoreUnavailable(self._name(key), span, f"{type(error).__name__}: {error}; {self._access}")
-            raise failure if isinstance(error, ssl.SSLCertVerificationError) else Transient(failure) from error
+            if isinstance(error, ssl.SSLCertVerificationError):
+                raise failure from error
+            raise Transient(failure, refused=isinstance(error, ConnectionResetError)) from error
         except BaseException:
             connection.close()
             raise
@@ -160,7 +166,7 @@ class S3Store:
             if connection:
                 self._idle.remove(connection)
                 return connection
-        return HttpConnection(origin, self._tls)
+        return HttpConnection(origin, self._tls, self._patience)
 
     @contextmanager
     def _control_call(self, key: str) -> Iterator[None]:

@@ -20,10 +20,13 @@ class ObjectInfo(NamedTuple):
 
 @dataclass(slots=True)
 class ReadWatch:
-    """Shared with a read in progress: `stop` ends it early (FetchCancelled), `retries` counts its repeated attempts."""
+    """Shared with a read in progress: `stop` ends it early (FetchCancelled), `retries` counts its repeated attempts,
+    `refusals` those that the store asked to slow down by (429, 503, reset), `received` the bytes so far."""
 
     stop: threading.Event = field(default_factory=threading.Event)
     retries: int = 0
+    refusals: int = 0
+    received: int = 0
 
 
 class ObjectStore(Protocol):

@@ -16,6 +16,7 @@ from stoker.coldstart.failures import (
     ObjectTruncated,
     StoreUnavailable,
 )
+from stoker.coldstart.http_connection import Patience
 from stoker.coldstart.s3_store import S3Store
 from stoker.coldstart.store import ReadWatch, open_store
 
@@ -158,8 +159,8 @@ def test_a_stuck_read_can_be_cancelled(store: S3Store, fault_server, fault: str)
     assert time.monotonic() - start < 3
 
 
-def test_a_stalled_body_is_given_up_and_continued(store: S3Store, fault_server, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("stoker.coldstart.http_connection.STALL_S", 0.3)
+def test_a_stalled_body_is_given_up_and_continued(store: S3Store, fault_server):
+    store._patience = Patience(stall_s=0.3)
     fault_server.faults.append("stall")
     watch = ReadWatch()
     assert read(store, watch=watch) == BODY[100:200_100]
