@@ -55,13 +55,13 @@ def reads(*rates: float, age_s: float = 1.0, length: int = 16 * MB) -> list[Prog
 
 
 def test_a_dripping_connection_among_good_ones_is_found():
-    running = reads(80 * MB, 75 * MB, 10_000, 85 * MB, age_s=0.6, length=64 * MB)
+    running = reads(80 * MB, 75 * MB, 10_000, 85 * MB, age_s=0.6)
     found = slowest(running, typical_rate([], running))
     assert found and found.chunk == 2
 
 
 def test_silence_is_the_slowest_of_all():
-    running = reads(80 * MB, 10_000, 0, age_s=0.6, length=64 * MB)
+    running = reads(80 * MB, 10_000, 0, age_s=0.6)
     found = slowest(running, typical_rate([80 * MB] * 3, running))
     assert found and found.chunk == 2 and found.left_s == math.inf
 
