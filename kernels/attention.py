@@ -24,12 +24,14 @@ def paged_attention(
     query_start: torch.Tensor,
     context_len: torch.Tensor,
     scale: float,
+    window: int = 0,
 ) -> torch.Tensor:
     sequences, table_width = block_table.shape
     tiles = tuned(q.device).attention.get(q.shape[2])
-    chosen = plan(q.shape[0], sequences, table_width * kv_layer.shape[2], q.shape[1], kv_layer.shape[3],
+    longest = table_width * kv_layer.shape[2]
+    chosen = plan(q.shape[0], sequences, min(window or longest, longest), q.shape[1], kv_layer.shape[3],
                   q.shape[2], q.element_size(), processors(q.device), tiles)  # fmt: skip
-    return attend(chosen, q, kv_layer, block_table, query_start, context_len, scale)
+    return attend(chosen, q, kv_layer, block_table, query_start, context_len, scale, window)
 
 
 def attend(
@@ -40,10 +42,11 @@ def attend(
     query_start: torch.Tensor,
     context_len: torch.Tensor,
     scale: float,
+    window: int = 0,
 ) -> torch.Tensor:
     """`paged_attention`, cut as `chosen`."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    where = (q, kv_layer, block_table, query_start, context_len, scale)
+    where = (q, kv_layer, block_table, query_start, context_len, scale, window)
     if chosen.segments == 1:
         _launch(chosen, out, out, out, *where)
         return out
@@ -65,6 +68,7 @@ def _launch(
     query_start: torch.Tensor,
     context_len: torch.Tensor,
     scale: float,
+    window: int,
 ) -> None:
     tokens, q_heads, dim = q.shape
     _, _, cache_block, kv_heads, _ = kv_layer.shape
@@ -76,7 +80,7 @@ def _launch(
         tokens, sequences, scale * LOG2_E, q.stride(0), block_table.stride(0),
         kv_layer.stride(0), kv_layer.stride(1), kv_layer.stride(2),
         group, dim, cache_block, chosen.block_m, block_q, chosen.block_n,
-        chosen.segments > 1, chosen.peel, "tf32x3" if q.dtype == torch.float32 else "tf32",
+        chosen.segments > 1, chosen.peel, window, "tf32x3" if q.dtype == torch.float32 else "tf32",
         num_warps=chosen.warps, num_stages=chosen.stages, maxnreg=chosen.registers or None,
     )  # fmt: skip
 
@@ -90,7 +94,7 @@ def _attend(
     tokens, sequences, scale, q_stride, table_stride, block_stride, value_stride, entry_stride,
     GROUP: tl.constexpr, DIM: tl.constexpr, CACHE_BLOCK: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr,
-    SPLIT: tl.constexpr, PEEL: tl.constexpr, PRECISION: tl.constexpr,
+    SPLIT: tl.constexpr, PEEL: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     # The last programs have the longest causal rows: start them first.
     index = tl.num_programs(1) - 1 - tl.program_id(1)
@@ -107,11 +111,11 @@ def _attend(
     q = tl.load(q_ptr + (token * q_stride + head * DIM)[:, None] + column, mask=valid[:, None], other=0)
 
     visible = context - length + tl.minimum(first + BLOCK_Q, length)
-    begin, plain, end = _tile_range(context - length + first + 1, visible, BLOCK_N, SPLIT, PEEL)
+    begin, whole, plain, end = _tile_range(context - length + first + 1, visible, BLOCK_N, SPLIT, PEEL, WINDOW)
     peak, total, mixed = _attended(
         q, kv_ptr + tl.program_id(0) * DIM, table_ptr + sequence.to(tl.int64) * table_stride,
-        begin, plain, end, context, context - length + local, scale, block_stride, value_stride, entry_stride,
-        DIM, CACHE_BLOCK, BLOCK_M, BLOCK_N, PEEL, PRECISION,
+        begin, whole, plain, end, context, context - length + local, scale, block_stride, value_stride, entry_stride,
+        DIM, CACHE_BLOCK, BLOCK_M, BLOCK_N, PEEL, WINDOW, PRECISION,
     )  # fmt: skip
     cell = token * GROUP * tl.num_programs(0) + head
     if SPLIT:
@@ -151,40 +155,53 @@ def _sequence_of(index, query_start_ptr, sequences, BLOCK_Q: tl.constexpr):
 
 
 @jit
-def _tile_range(unmasked, visible, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PEEL: tl.constexpr):
-    """This program's key tiles [begin, end), and the first of them that some row sees only in part."""
+def _tile_range(
+    unmasked, visible, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PEEL: tl.constexpr, WINDOW: tl.constexpr
+):
+    """This program's key tiles [begin, end); all rows see all of those in [whole, plain), others only in part."""
     begin = 0
+    if WINDOW:
+        begin = tl.maximum(unmasked - WINDOW, 0) // BLOCK_N
     end = tl.cdiv(visible, BLOCK_N)
     if SPLIT:
-        share = tl.cdiv(end, tl.num_programs(2))
-        begin = tl.program_id(2) * share
+        share = tl.cdiv(end - begin, tl.num_programs(2))
+        begin += tl.program_id(2) * share
         end = tl.minimum(begin + share, end)
+    whole = begin
     plain = begin
     if PEEL:
-        plain = tl.maximum(tl.minimum(unmasked // BLOCK_N, end), begin)
-    return begin, plain, end
+        if WINDOW:
+            whole = tl.minimum(tl.maximum(tl.cdiv(tl.maximum(visible - WINDOW, 0), BLOCK_N), begin), end)
+        plain = tl.maximum(tl.minimum(unmasked // BLOCK_N, end), whole)
+    return begin, whole, plain, end
 
 
 @jit
 def _attended(
-    q, keys, table, begin, plain, end, context, position, scale, block_stride, value_stride, entry_stride,
+    q, keys, table, begin, whole, plain, end, context, position, scale, block_stride, value_stride, entry_stride,
     DIM: tl.constexpr, CACHE_BLOCK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    PEEL: tl.constexpr, PRECISION: tl.constexpr,
+    PEEL: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Peak score, sum of weights and weighted values [BLOCK_M, DIM] over the key tiles [begin, end)."""
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     mixed = tl.zeros([BLOCK_M, DIM], tl.float32)
     if PEEL:
-        for tile in range(begin, plain):
+        if WINDOW:
+            for tile in range(begin, whole):
+                peak, total, mixed = _tile(
+                    peak, total, mixed, q, keys, table, tile * BLOCK_N, context, position, scale,
+                    block_stride, value_stride, entry_stride, DIM, CACHE_BLOCK, BLOCK_N, True, WINDOW, PRECISION,
+                )  # fmt: skip
+        for tile in range(whole, plain):
             peak, total, mixed = _tile(
                 peak, total, mixed, q, keys, table, tile * BLOCK_N, context, position, scale,
-                block_stride, value_stride, entry_stride, DIM, CACHE_BLOCK, BLOCK_N, False, PRECISION,
+                block_stride, value_stride, entry_stride, DIM, CACHE_BLOCK, BLOCK_N, False, 0, PRECISION,
             )  # fmt: skip
     for tile in range(plain, end):
         peak, total, mixed = _tile(
             peak, total, mixed, q, keys, table, tile * BLOCK_N, context, position, scale,
-            block_stride, value_stride, entry_stride, DIM, CACHE_BLOCK, BLOCK_N, True, PRECISION,
+            block_stride, value_stride, entry_stride, DIM, CACHE_BLOCK, BLOCK_N, True, WINDOW, PRECISION,
         )  # fmt: skip
     return peak, total, mixed
 
@@ -192,7 +209,8 @@ def _attended(
 @jit
 def _tile(
     peak, total, mixed, q, keys, table, start, context, position, scale, block_stride, value_stride, entry_stride,
-    DIM: tl.constexpr, CACHE_BLOCK: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    DIM: tl.constexpr, CACHE_BLOCK: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Online-softmax step over BLOCK_N cached tokens. Nothing past the context is read: it may hold anything."""
     tl.static_assert(BLOCK_N % CACHE_BLOCK == 0, "a tile starts at a cache block")
@@ -212,7 +230,10 @@ def _tile(
         v = tl.load(entry + value_stride)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if MASKED:
-        scores = tl.where(key[None, :] <= position[:, None], scores, float("-inf"))
+        seen = key[None, :] <= position[:, None]
+        if WINDOW:
+            seen = seen & (key[None, :] > position[:, None] - WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
     new_peak = tl.maximum(peak, tl.max(scores, 1) * scale)
     # A row that has seen nothing yet has peak -inf; any finite stand-in keeps -inf - -inf out of the exponent.
     base = tl.where(new_peak == float("-inf"), 0.0, new_peak) if MASKED else new_peak

@@ -10,7 +10,7 @@ from types import ModuleType
 import torch
 
 from stoker.kernels import reference
-from stoker.kernels.reference import embed
+from stoker.kernels.reference import QKNorms, embed
 
 __all__ = ["add_rms_norm", "embed", "linear", "paged_attention", "rms_norm", "rope_store", "sample", "silu_mul"]
 
@@ -33,8 +33,9 @@ def rope_store(
     positions: torch.Tensor,
     kv_layer: torch.Tensor,
     slots: torch.Tensor,
+    norms: QKNorms | None = None,
 ) -> torch.Tensor:
-    return _implementation(q).rope_store(q, k, v, cos_sin, positions, kv_layer, slots)
+    return _implementation(q).rope_store(q, k, v, cos_sin, positions, kv_layer, slots, norms)
 
 
 def paged_attention(
@@ -44,8 +45,9 @@ def paged_attention(
     query_start: torch.Tensor,
     context_len: torch.Tensor,
     scale: float,
+    window: int = 0,
 ) -> torch.Tensor:
-    return _implementation(q).paged_attention(q, kv_layer, block_table, query_start, context_len, scale)
+    return _implementation(q).paged_attention(q, kv_layer, block_table, query_start, context_len, scale, window)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -10,6 +10,8 @@ from stoker.kernels import philox
 
 GREEDY_BELOW = 1e-5
 
+QKNorms = tuple[torch.Tensor, torch.Tensor, float]
+
 
 def embed(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """ids i64[T], weight [V, H] -> [T, H]."""
@@ -44,12 +46,16 @@ def rope_store(
     positions: torch.Tensor,
     kv_layer: torch.Tensor,
     slots: torch.Tensor,
+    norms: QKNorms | None = None,
 ) -> torch.Tensor:
     """Rotate q [T, Hq, D] and k [T, Hkv, D] (half-rotation), write k and v into the cache, return the rotated q.
 
     cos_sin f32[P, D]: cosines in the first half of a row, sines in the second. kv_layer [N, 2, B, Hkv, D] may be
-    strided. slots i64[T] = block * B + offset; -1 stores nothing.
+    strided. slots i64[T] = block * B + offset; -1 stores nothing. `norms`: RMSNorm weights [D] of queries and keys and
+    their epsilon, applied to every head before the rotation.
     """
+    if norms is not None:
+        q, k = rms_norm(q, norms[0], norms[2]), rms_norm(k, norms[1], norms[2])
     cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
     kept = (slots >= 0).nonzero().squeeze(1)
     block, offset = slots[kept] // kv_layer.shape[2], slots[kept] % kv_layer.shape[2]
@@ -70,11 +76,13 @@ def paged_attention(
     query_start: torch.Tensor,
     context_len: torch.Tensor,
     scale: float,
+    window: int = 0,
 ) -> torch.Tensor:
     """Causal grouped-query attention of q [T, Hq, D] over the paged cache -> [T, Hq, D].
 
     block_table i32[S, M], query_start i32[S + 1], context_len i32[S] (cached tokens, this step's included). Row i of
     sequence s stands at position context_len[s] - query_len[s] + i. Rows of no sequence, or without context, are 0.
+    With a window (0: none) a token sees that many positions, its own included.
     """
     out = torch.zeros_like(q)
     starts, contexts = query_start.tolist(), context_len.tolist()
@@ -83,18 +91,23 @@ def paged_attention(
         if context and rows.stop > rows.start:
             blocks = block_table[s, : -(-context // kv_layer.shape[2])].long()
             keys, values = kv_layer[blocks].transpose(0, 1).flatten(1, 2)[:, :context]
-            out[rows] = _attend(q[rows], keys, values, scale)
+            out[rows] = _attend(q[rows], keys, values, scale, window)
     return out
 
 
-def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int) -> torch.Tensor:
     """One sequence: q [L, Hq, D] are the last L of the C positions in keys and values [C, Hkv, D]."""
     length, q_heads, dim = q.shape
+    if window:
+        seen = window + length - 1
+        keys, values = keys[-seen:], values[-seen:]
     context, kv_heads, _ = keys.shape
     packed = q.view(length, kv_heads, -1, dim).permute(1, 2, 0, 3).flatten(1, 2)
     mask = None
     if length > 1:
         mask = torch.ones(length, context, dtype=torch.bool, device=q.device).tril(context - length)
+        if window:
+            mask = mask.triu(context - length - window + 1)
         mask = mask.repeat(q_heads // kv_heads, 1)
     mixed = F.scaled_dot_product_attention(
         packed[None], keys.transpose(0, 1)[None], values.transpose(0, 1)[None], attn_mask=mask, scale=scale

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.coldstart.failures import UnsupportedModel
+from stoker.runtime.architecture import decoder_family, rope_scaling, rope_type, unsupported
 
 CONFIG = "config.json"
 
@@ -23,14 +23,11 @@ class RopeConfig:
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "RopeConfig":
         """Reads `rope_parameters`, or the older `rope_theta` with `rope_scaling`."""
-        scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        kind = scaling.get("rope_type", scaling.get("type", "default"))
-        if kind not in ("default", "linear", "llama3"):
-            raise unsupported(f"rope type {kind!r}; supported are default, linear and llama3")
+        scaling = rope_scaling(config)
         length = scaling.get("original_max_position_embeddings") or config.get("max_position_embeddings", 0)
         return cls(
             theta=float(scaling.get("rope_theta") or config.get("rope_theta") or 10_000.0),
-            kind=kind,
+            kind=rope_type(scaling),
             factor=float(scaling.get("factor", 1.0)),
             low_freq_factor=float(scaling.get("low_freq_factor", 1.0)),
             high_freq_factor=float(scaling.get("high_freq_factor", 4.0)),
@@ -40,7 +37,8 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A Llama-family decoder."""
+    """A decoder of the Llama shape. `windows`: how many tokens each layer attends to, its own included (0: all).
+    `qkv_bias` is Qwen2's; `qk_norm` is Qwen3's: queries and keys are normed per head."""
 
     vocab_size: int
     hidden_size: int
@@ -54,12 +52,15 @@ class ModelConfig:
     tied: bool
     rope: RopeConfig
     eos_token_ids: tuple[int, ...]
+    windows: tuple[int, ...]
+    qkv_bias: bool = False
+    qk_norm: bool = False
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> "ModelConfig":
         """Raises UnsupportedModel naming the field that this engine doesn't implement. End-of-sequence ids come from
         `generation` (generation_config.json) when it has them."""
-        refuse_unsupported(config)
+        family = decoder_family(config)
         heads = required(config, "num_attention_heads")
         hidden = required(config, "hidden_size")
         eos = (generation or {}).get("eos_token_id")
@@ -76,6 +77,9 @@ class ModelConfig:
             tied=bool(config.get("tie_word_embeddings", False)),
             rope=RopeConfig.from_hf(config),
             eos_token_ids=token_ids(config.get("eos_token_id") if eos is None else eos),
+            windows=layer_windows(config, family),
+            qkv_bias=family == "qwen2",
+            qk_norm=family == "qwen3",
         )
 
     @property
@@ -87,21 +91,18 @@ class ModelConfig:
         return self.num_kv_heads * self.head_dim
 
 
-def refuse_unsupported(config: Mapping[str, Any]) -> None:
-    wanted = {
-        "model_type": ("llama",),
-        "hidden_act": ("silu", None),
-        "attention_bias": (False, None),
-        "mlp_bias": (False, None),
-        "quantization_config": (None,),
-        "partial_rotary_factor": (1.0, None),
-    }
-    for name, supported in wanted.items():
-        if config.get(name) not in supported:
-            raise unsupported(f"{name} {config.get(name)!r}; supported is {supported[0]!r}")
-    heads, kv_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
-    if heads and kv_heads and heads % kv_heads:
-        raise unsupported(f"num_key_value_heads {kv_heads} doesn't divide num_attention_heads {heads}")
+def layer_windows(config: Mapping[str, Any], family: str) -> tuple[int, ...]:
+    """Mistral's window holds for every layer, Qwen's for those that `layer_types` or `max_window_layers` names."""
+    layers, window = required(config, "num_hidden_layers"), config.get("sliding_window") or 0
+    if family == "mistral":
+        return (window,) * layers
+    if family == "llama" or not config.get("use_sliding_window"):
+        return (0,) * layers
+    first = config.get("max_window_layers", 28)
+    kinds = config.get("layer_types") or [
+        "sliding_attention" if i >= first else "full_attention" for i in range(layers)
+    ]
+    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
 def required(config: Mapping[str, Any], name: str) -> int:
@@ -115,7 +116,3 @@ def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()
     return (value,) if isinstance(value, int) else tuple(value)
-
-
-def unsupported(reason: str) -> UnsupportedModel:
-    return UnsupportedModel(CONFIG, None, reason)

@@ -1,4 +1,5 @@
-"""The Llama decoder (arXiv 2302.13971) as functions over weight views."""
+"""The Llama decoder (arXiv 2302.13971) as functions over weight views, with what Mistral and Qwen add to it: sliding
+windows (arXiv 2310.06825), biased projections, normed queries and keys (arXiv 2505.09388)."""
 
 import torch
 
@@ -17,7 +18,7 @@ def forward(
     hidden = ops.rms_norm(residual, weights.layers[0].input_norm, config.rms_norm_eps)
     next_norms = [layer.input_norm for layer in weights.layers[1:]]
     for index, layer in enumerate(weights.layers):
-        attended = attention(config, layer, cos_sin, kv[:, index], batch, hidden)
+        attended = attention(config, layer, config.windows[index], cos_sin, kv[:, index], batch, hidden)
         hidden, residual = ops.add_rms_norm(attended, residual, layer.post_norm, config.rms_norm_eps)
         hidden = ops.linear(ops.silu_mul(ops.linear(hidden, layer.gate_up)), layer.down)
         if index < len(next_norms):
@@ -31,20 +32,22 @@ def forward(
 def attention(
     config: ModelConfig,
     layer: LayerWeights,
+    window: int,
     cos_sin: torch.Tensor,
     kv_layer: torch.Tensor,
     batch: Batch,
     hidden: torch.Tensor,
 ) -> torch.Tensor:
     """One layer's attention block: [T, hidden] -> [T, hidden]."""
-    qkv = ops.linear(hidden, layer.qkv)
+    qkv = ops.linear(hidden, layer.qkv, layer.qkv_bias)
     q, k, v = qkv.split((config.query_dim, config.kv_dim, config.kv_dim), dim=-1)
     heads = (config.num_heads, config.head_dim)
     kv_heads = (config.num_kv_heads, config.head_dim)
     q, k, v = q.unflatten(-1, heads), k.unflatten(-1, kv_heads), v.unflatten(-1, kv_heads)
-    q = ops.rope_store(q, k, v, cos_sin, batch.positions, kv_layer, batch.slots)
+    norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm, config.rms_norm_eps)
+    q = ops.rope_store(q, k, v, cos_sin, batch.positions, kv_layer, batch.slots, norms)
     scale = config.head_dim**-0.5
-    mixed = ops.paged_attention(q, kv_layer, batch.block_table, batch.query_start, batch.context_len, scale)
+    mixed = ops.paged_attention(q, kv_layer, batch.block_table, batch.query_start, batch.context_len, scale, window)
     return ops.linear(mixed.flatten(1), layer.o)
 
 

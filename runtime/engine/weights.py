@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from itertools import islice
 from math import prod
 from typing import NamedTuple
 
@@ -16,10 +15,14 @@ ALIGNMENT = 256
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Matrices are [out, in]; `qkv` stacks query, key and value rows, `gate_up` gate and up rows."""
+    """Matrices are [out, in]; `qkv` stacks query, key and value rows, `gate_up` gate and up rows. None: the family has
+    no such parameter."""
 
     input_norm: torch.Tensor
     qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
     o: torch.Tensor
     post_norm: torch.Tensor
     gate_up: torch.Tensor
@@ -66,9 +69,18 @@ def assemble(
 ) -> ModelWeights:
     """Views come in the order of `layout`, which is that of the fields of ModelWeights and LayerWeights."""
     embed = next(views)
-    layers = [LayerWeights(*islice(views, len(fields(LayerWeights)))) for _ in range(config.num_layers)]
+    absent = absent_fields(config)
+    names = [field.name for field in fields(LayerWeights)]
+    layers = [
+        LayerWeights(**{name: None if name in absent else next(views) for name in names})  # type: ignore[arg-type]
+        for _ in range(config.num_layers)
+    ]
     norm = next(views)
     return ModelWeights(arena, embed, layers, norm, embed if config.tied else next(views), targets)
+
+
+def absent_fields(config: ModelConfig) -> set[str]:
+    return (set() if config.qkv_bias else {"qkv_bias"}) | (set() if config.qk_norm else {"q_norm", "k_norm"})
 
 
 def layout(config: ModelConfig) -> Iterator[Parameter]:
@@ -77,7 +89,7 @@ def layout(config: ModelConfig) -> Iterator[Parameter]:
     yield matrix(hidden, ("model.embed_tokens.weight", config.vocab_size))
     for index in range(config.num_layers):
         yield from layer_layout(config, f"model.layers.{index}.")
-    yield vector(hidden, "model.norm.weight")
+    yield vector(("model.norm.weight", hidden))
     if not config.tied:
         yield matrix(hidden, ("lm_head.weight", config.vocab_size))
 
@@ -85,15 +97,16 @@ def layout(config: ModelConfig) -> Iterator[Parameter]:
 def layer_layout(config: ModelConfig, prefix: str) -> Iterator[Parameter]:
     hidden, inner = config.hidden_size, config.intermediate_size
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
-    yield vector(hidden, prefix + "input_layernorm.weight")
-    yield matrix(
-        hidden,
-        (attention + "q_proj.weight", config.query_dim),
-        (attention + "k_proj.weight", config.kv_dim),
-        (attention + "v_proj.weight", config.kv_dim),
-    )
+    yield vector((prefix + "input_layernorm.weight", hidden))
+    rows = (("q", config.query_dim), ("k", config.kv_dim), ("v", config.kv_dim))
+    yield matrix(hidden, *((f"{attention}{part}_proj.weight", size) for part, size in rows))
+    if config.qkv_bias:
+        yield vector(*((f"{attention}{part}_proj.bias", size) for part, size in rows))
+    if config.qk_norm:
+        yield vector((attention + "q_norm.weight", config.head_dim))
+        yield vector((attention + "k_norm.weight", config.head_dim))
     yield matrix(config.query_dim, (attention + "o_proj.weight", hidden))
-    yield vector(hidden, prefix + "post_attention_layernorm.weight")
+    yield vector((prefix + "post_attention_layernorm.weight", hidden))
     yield matrix(hidden, (mlp + "gate_proj.weight", inner), (mlp + "up_proj.weight", inner))
     yield matrix(inner, (mlp + "down_proj.weight", hidden))
 
@@ -102,8 +115,8 @@ def matrix(columns: int, *parts: tuple[str, int]) -> Parameter:
     return Parameter((sum(rows for _, rows in parts), columns), parts)
 
 
-def vector(size: int, name: str) -> Parameter:
-    return Parameter((size,), ((name, size),))
+def vector(*parts: tuple[str, int]) -> Parameter:
+    return Parameter((sum(rows for _, rows in parts),), parts)
 
 
 def arena_bytes(config: ModelConfig, dtype: torch.dtype) -> int:

@@ -29,6 +29,7 @@ class Case(NamedTuple):
     query_start: torch.Tensor
     context_len: torch.Tensor
     scale: float
+    window: int = 0
 
 
 def build(step, heads, dtype, width=16, spare_rows=0) -> Case:
@@ -57,7 +58,8 @@ def truth(case: Case) -> torch.Tensor:
         cached = [case.kv_layer[block, :, offset].double() for block, offset in places]
         first, stop = case.query_start[s : s + 2].tolist()
         for t in range(first, stop if context else first):
-            seen = torch.stack(cached[: context - (stop - 1 - t)])
+            stands = context - (stop - 1 - t)
+            seen = torch.stack(cached[max(0, stands - case.window) if case.window else 0 : stands])
             for head in range(case.q.shape[1]):
                 keys, values = seen[:, 0, head // group], seen[:, 1, head // group]
                 out[t, head] = torch.softmax(keys @ case.q[t, head].double() * case.scale, 0) @ values
@@ -131,3 +133,26 @@ def test_wider_table_and_query_rows_are_strided(run):
     table = torch.nn.functional.pad(case.block_table, (0, 9))[:, :16]
     q = torch.randn(2, 16, 64)[:, :8]
     check(run, case._replace(block_table=table, q=q))
+
+
+@pytest.mark.parametrize("dtype", LIMIT)
+@pytest.mark.parametrize("window", [1, 16, 37])
+@pytest.mark.parametrize(
+    "step", [STEPS["decode"], STEPS["mixed"], STEPS["second chunk"]], ids=["decode", "mixed", "chunk"]
+)
+def test_sliding_window(run, step, window, dtype):
+    check(run, build(step, (4, 2, 32), dtype)._replace(window=window))
+
+
+@pytest.mark.parametrize("window", [70, 200])
+def test_sliding_window_split_over_programs(run, window):
+    case = build([(1, 600), (1, 150), (1, 40)], (4, 2, 32), torch.float32, width=40)
+    check(run, case._replace(window=window))
+
+
+@pytest.mark.parametrize("window", [30, 64, 100])
+@pytest.mark.parametrize("block_m", [32, 128])
+def test_sliding_window_in_tall_tiles(interpreted, block_m, window):
+    case = build([(135, 250), (1, 70)], (4, 1, 32), torch.float32)._replace(window=window)
+    result = interpreted("attend", Plan(block_m, 32, 1, True, 8, 3), *case).result
+    torch.testing.assert_close(result.double(), truth(case), rtol=1e-5, atol=1e-5)

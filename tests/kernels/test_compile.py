@@ -63,10 +63,11 @@ def local_bytes(compiled, folder: Path) -> int:
     return int(found[1]) + int(found[2])
 
 
-def attend(chosen: Plan, group: int = 4, dim: int = 128):
+def attend(chosen: Plan, group: int = 4, dim: int = 128, window: int = 0):
     constants = {
         "GROUP": group, "DIM": dim, "CACHE_BLOCK": 16, "BLOCK_M": chosen.block_m, "BLOCK_Q": chosen.block_m // group,
-        "BLOCK_N": chosen.block_n, "SPLIT": chosen.segments > 1, "PEEL": chosen.peel, "PRECISION": "tf32",
+        "BLOCK_N": chosen.block_n, "SPLIT": chosen.segments > 1, "PEEL": chosen.peel, "WINDOW": window,
+        "PRECISION": "tf32",
     }  # fmt: skip
     return compile_for_hopper(attention._attend, constants, chosen.warps, chosen.stages, chosen.registers)
 
@@ -84,6 +85,12 @@ def test_attention(tokens, sequences, tmp_path):
     assert compiled.metadata.shared <= SHARED_LIMIT
     product = "wgmma.mma_async" if chosen.block_m >= 64 else "mma.sync"
     assert product in compiled.asm["ptx"] and "cp.async" in compiled.asm["ptx"]
+
+
+@pytest.mark.parametrize(("tokens", "sequences"), [(256, 256), (600, 32), (8192, 4)])
+def test_attention_with_a_window(tokens, sequences, tmp_path):
+    chosen = plan(tokens, sequences, 4096, 32, 8, 128, torch.bfloat16.itemsize, 132)
+    assert local_bytes(attend(chosen, window=4096), tmp_path) <= SPILL_LIMIT
 
 
 SHIPPED = [
@@ -109,7 +116,12 @@ ELEMENTWISE = {
     "silu_mul": (activation._silu_mul, {"WIDTH": 14336, "BLOCK": 2048}, 4),
     "rope_store": (
         rope._rope_store,
-        {"GROUP": 4, "GROUP_BLOCK": 4, "DIM": 128, "CACHE_BLOCK": 16, "TOKENS": 4},
+        {"GROUP": 4, "GROUP_BLOCK": 4, "DIM": 128, "CACHE_BLOCK": 16, "TOKENS": 4, "NORM": False},
+        4,
+    ),
+    "rope_store with norms": (
+        rope._rope_store,
+        {"GROUP": 4, "GROUP_BLOCK": 4, "DIM": 128, "CACHE_BLOCK": 16, "TOKENS": 4, "NORM": True},
         4,
     ),
     "merge": (attention._merge, {"SEGMENTS": 64, "DIM": 128}, 4),

@@ -7,6 +7,9 @@ BLOCK = 16
 LIMIT = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
 
 
+EPS = 1e-6
+
+
 def table(positions: int, dim: int, theta: float = 10000.0) -> torch.Tensor:
     angles = torch.arange(positions)[:, None] * theta ** (-torch.arange(0, dim, 2) / dim)
     return torch.cat((angles.cos(), angles.sin()), dim=1).float()
@@ -31,7 +34,18 @@ def test_many_tokens_and_narrow_positions(run):
     check(run, 261, 6, 2, 32, torch.float32, torch.int32)
 
 
-def check(run, tokens, q_heads, kv_heads, dim, dtype, position_dtype):
+@pytest.mark.parametrize("dtype", LIMIT)
+@pytest.mark.parametrize(("tokens", "q_heads", "kv_heads", "dim"), [(20, 8, 2, 64), (261, 6, 2, 32)])
+def test_heads_are_normed_first(run, tokens, q_heads, kv_heads, dim, dtype):
+    check(run, tokens, q_heads, kv_heads, dim, dtype, torch.int64, normed=True)
+
+
+def normed_heads(heads: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    wide = heads.double()
+    return (wide / (wide.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()).to(heads.dtype)
+
+
+def check(run, tokens, q_heads, kv_heads, dim, dtype, position_dtype, normed=False):
     qkv = torch.randn(tokens, q_heads + 2 * kv_heads, dim).to(dtype).flatten(1)
     q, k, v = (part.unflatten(1, (-1, dim)) for part in qkv.split((q_heads * dim, kv_heads * dim, kv_heads * dim), 1))
     cos_sin, positions = table(500, dim), torch.randint(0, 500, (tokens,), dtype=position_dtype)
@@ -39,7 +53,10 @@ def check(run, tokens, q_heads, kv_heads, dim, dtype, position_dtype):
     cache = torch.full((blocks, 2, 2, BLOCK, kv_heads, dim), torch.nan, dtype=dtype)
     slots = torch.randperm(blocks * BLOCK)[:tokens]
     slots[::5] = -1
-    outcome = run("rope_store", q, k, v, cos_sin, positions, cache[:, 1], slots)
+    norms = (1 + 0.1 * torch.randn(dim).to(dtype), 1 + 0.1 * torch.randn(dim).to(dtype), EPS) if normed else None
+    outcome = run("rope_store", q, k, v, cos_sin, positions, cache[:, 1], slots, norms)
+    if norms is not None:
+        q, k = normed_heads(q, norms[0]), normed_heads(k, norms[1])
     stored = outcome.args[5]
     for t in range(tokens):
         angles = cos_sin[positions[t]]

@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 
 from stoker.coldstart.failures import UnsupportedModel
+from stoker.runtime.architecture import decoder_family, encoder_family
 from stoker.runtime.engine.config import ModelConfig, RopeConfig
 
 LLAMA_31 = {
@@ -86,3 +87,53 @@ def test_generation_config_decides_the_end(generation: dict[str, Any] | None, ex
 def test_what_is_not_implemented_is_refused_by_name(change: dict[str, Any], named: str) -> None:
     with pytest.raises(UnsupportedModel, match=named):
         ModelConfig.from_hf({**LLAMA_31, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 4096}, (4096,) * 32),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, (0,) * 32),
+        ({"architectures": ["LlamaForCausalLM"], "sliding_window": 4096}, (0,) * 32),
+        ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 4096, "use_sliding_window": False}, (0,) * 32),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 7, "use_sliding_window": True},
+            (0,) * 28 + (7,) * 4,
+        ),
+        (
+            {
+                "architectures": ["Qwen3ForCausalLM"],
+                "sliding_window": 7,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention"] * 16,
+            },
+            (7, 0) * 16,
+        ),
+    ],
+    ids=["mistral", "mistral without", "llama", "qwen off", "qwen by depth", "qwen by layer"],
+)
+def test_windows(change: dict[str, Any], expected: tuple[int, ...]) -> None:
+    assert ModelConfig.from_hf({**LLAMA_31, **change}).windows == expected
+
+
+def test_what_the_families_add() -> None:
+    qwen2 = ModelConfig.from_hf({**LLAMA_31, "architectures": ["Qwen2ForCausalLM"]})
+    qwen3 = ModelConfig.from_hf({**LLAMA_31, "architectures": ["Qwen3ForCausalLM"]})
+    assert (qwen2.qkv_bias, qwen2.qk_norm, qwen3.qkv_bias, qwen3.qk_norm) == (True, False, False, True)
+
+
+@pytest.mark.parametrize(
+    ("config", "family", "named"),
+    [
+        ({"architectures": ["MixtralForCausalLM"]}, decoder_family, "MixtralForCausalLM' is no language model"),
+        ({"architectures": ["BertModel"]}, decoder_family, "supported are LlamaForCausalLM, Mistral"),
+        ({"architectures": ["LlamaForCausalLM"]}, encoder_family, "LlamaForCausalLM' is no text encoder"),
+        ({"architectures": ["BertModel"], "hidden_act": "relu"}, encoder_family, "hidden_act 'relu'"),
+        ({"architectures": ["Qwen3ForCausalLM"], "attention_bias": True}, decoder_family, "attention_bias True"),
+    ],
+)
+def test_a_model_of_another_kind_is_refused_by_its_architecture(
+    config: dict[str, Any], family: Any, named: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=named):
+        family(config)

@@ -1,4 +1,4 @@
-"""Against transformers, on random weights: every shape variant of the family."""
+"""Against transformers, on random weights: every family, and every shape variant of Llama."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +30,27 @@ VARIANTS: dict[str, dict[str, Any]] = {
         }
     },
     "linear rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}},
+    "mistral": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None},
+    "mistral, short window": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 7},
+    "qwen2": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen2, window in the second layer": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 9,
+        "max_window_layers": 1,
+    },
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 16},
+    "qwen3, tied": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "tie_word_embeddings": True},
 }
 
 
 def reference(tiny: "TinyModel") -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    theirs = LlamaForCausalLM(LlamaConfig(**tiny.hf_config)).eval()
+    settings = {name: value for name, value in tiny.hf_config.items() if name != "model_type"}
+    config = AutoConfig.for_model(tiny.hf_config["model_type"], **settings)
+    theirs = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     state = dict(tiny.state)
     if tiny.config.tied:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
