@@ -1,11 +1,16 @@
 """Writes fetched chunks into the tensors of a model, converting dtypes on the destination's device."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
 
+from stoker.coldstart.arrival import Arrival
 from stoker.coldstart.chunk_plan import Piece, pieces_of
 from stoker.coldstart.failures import ObjectTruncated, UnsupportedModel
 from stoker.coldstart.fetch import Fetcher
@@ -33,6 +38,9 @@ DTYPES = {
 }
 
 
+StageOf = Callable[[str], int]
+
+
 @dataclass(slots=True)
 class Seam:
     """An element whose bytes lie in two or more chunks."""
@@ -42,49 +50,90 @@ class Seam:
 
 
 class Uploader:
-    """`targets` maps tensor names to contiguous tensors of equal element count, any dtype and device; an alias may be
-    a target of its own. Not thread-safe.
+    """`targets` maps tensor names to contiguous tensors of equal element count, any dtype, on one device; an alias may
+    be a target of its own. Bytes of the target's own dtype are copied as they are, others are converted on the device.
+    `stage_of` a name is the stage of `arrival` that the tensor belongs to. Not thread-safe.
+
+    On a GPU copies are queued on `copy_stream()`: source and targets are in use until an event recorded there after
+    `place` has happened. Elsewhere, and from memory that isn't pinned, `place` returns when they are done.
 
     Raises UnsupportedModel when the names or element counts of manifest and targets differ.
     """
 
-    def __init__(self, manifest: Manifest, targets: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        targets: Mapping[str, torch.Tensor],
+        arrival: Arrival | None = None,
+        stage_of: StageOf = lambda name: 0,
+    ) -> None:
         check_names(manifest, targets)
         self._manifest = manifest
         self._targets = destinations(manifest, targets)
+        self.device = next((target.device for target in targets.values()), torch.device("cpu"))
         self._pieces = pieces_of(manifest.tensors, [chunk[:3] for chunk in manifest.chunks])
         self._missing = set(range(len(manifest.chunks)))
         self._seams: dict[tuple[int, int], Seam] = {}
+        self.arrival = arrival or Arrival(1)
+        self._stages = chunk_stages(manifest, self._pieces, stage_of)
+        self._outstanding = Counter(stage for stages in self._stages for stage in stages)
+        for stage in set(range(self.arrival.stages)) - self._outstanding.keys():
+            self.arrival.issued(stage, None)
 
     def place(self, chunk: int, data: memoryview) -> None:
-        """`data` (writable) starts with the bytes of chunk number `chunk`; it may be reused after the return."""
+        """`data` (writable) starts with the bytes of chunk number `chunk`. Placing a chunk again changes nothing."""
         length = self._manifest.chunks[chunk].length
         if len(data) < length:
             raise ValueError(f"chunk {chunk} has {length} bytes, {len(data)} were given")
+        if chunk not in self._missing:
+            return
         raw = torch.frombuffer(data, dtype=torch.uint8, count=length)
-        for piece in self._pieces[chunk]:
-            self._place_piece(piece, raw[piece.chunk_start : piece.chunk_start + piece.length])
-        self._missing.discard(chunk)
+        with on_copy_stream(self.device):
+            for piece in self._pieces[chunk]:
+                self._place_piece(piece, raw[piece.chunk_start : piece.chunk_start + piece.length])
+            self._missing.discard(chunk)
+            self._count(chunk)
 
     def finish(self) -> None:
-        """Raises ObjectTruncated, naming the first such file and range, if a chunk was never placed."""
+        """Waits for the copies. Raises ObjectTruncated, naming the first such file and range, if a chunk was never
+        placed."""
         if self._missing:
             chunk = self._manifest.chunks[min(self._missing)]
             name, span = self._manifest.files[chunk.file].name, (chunk.offset, chunk.offset + chunk.length)
             raise ObjectTruncated(name, span, f"{len(self._missing)} chunk(s) never arrived, this one first")
+        if event := mark(self.device):
+            event.synchronize()
+
+    def _count(self, chunk: int) -> None:
+        for stage in self._stages[chunk]:
+            self._outstanding[stage] -= 1
+            if not self._outstanding[stage]:
+                self.arrival.issued(stage, mark(self.device))
 
     def _place_piece(self, piece: Piece, raw: torch.Tensor) -> None:
+        dtype = DTYPES[self._manifest.tensors[piece.tensor].dtype]
+        others = []
+        for target in self._targets[piece.tensor]:
+            if target.dtype == dtype:
+                end = piece.tensor_start + piece.length
+                target.view(torch.uint8)[piece.tensor_start : end].copy_(raw, non_blocking=True)
+            else:
+                others.append(target)
+        if others:
+            self._convert(piece, raw, others)
+
+    def _convert(self, piece: Piece, raw: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
         item = ITEM_BYTES[self._manifest.tensors[piece.tensor].dtype]
         head, tail = ragged_ends(piece.tensor_start, piece.length, item)
         if head:
-            self._join(piece.tensor, piece.tensor_start, raw[:head])
+            self._join(piece.tensor, piece.tensor_start, raw[:head], targets)
         if head + tail < piece.length:
             whole = raw[head : piece.length - tail]
-            self._write(piece.tensor, (piece.tensor_start + head) // item, whole)
+            self._write(piece.tensor, (piece.tensor_start + head) // item, whole, targets)
         if tail:
-            self._join(piece.tensor, piece.tensor_start + piece.length - tail, raw[piece.length - tail :])
+            self._join(piece.tensor, piece.tensor_start + piece.length - tail, raw[piece.length - tail :], targets)
 
-    def _join(self, tensor: int, position: int, part: torch.Tensor) -> None:
+    def _join(self, tensor: int, position: int, part: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
         item = ITEM_BYTES[self._manifest.tensors[tensor].dtype]
         element, start = divmod(position, item)
         seam = self._seams.setdefault((tensor, element), Seam(bytearray(item)))
@@ -92,16 +141,45 @@ class Uploader:
         seam.filled += len(part)
         if seam.filled == item:
             del self._seams[tensor, element]
-            self._write(tensor, element, torch.frombuffer(seam.data, dtype=torch.uint8))
+            self._write(tensor, element, torch.frombuffer(seam.data, dtype=torch.uint8), targets)
 
-    def _write(self, tensor: int, start: int, raw: torch.Tensor) -> None:
+    def _write(self, tensor: int, start: int, raw: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
         dtype = DTYPES[self._manifest.tensors[tensor].dtype]
-        if raw.data_ptr() % dtype.itemsize or raw.storage_offset() % dtype.itemsize:
-            raw = raw.clone()
-        elements = raw.view(dtype)
-        for target in self._targets[tensor]:
-            # Bytes first, conversion after: a converting copy between devices converts on the slower one.
-            target[start : start + len(elements)].copy_(elements.to(target.device))
+        # Bytes first, conversion after: a converting copy between devices converts on the slower one.
+        on_device = raw.to(self.device, non_blocking=True)
+        if on_device.data_ptr() % dtype.itemsize or on_device.storage_offset() % dtype.itemsize:
+            on_device = on_device.clone()
+        elements = on_device.view(dtype)
+        for target in targets:
+            target[start : start + len(elements)].copy_(elements)
+
+
+@cache
+def copy_stream() -> torch.cuda.Stream:
+    """The process's stream for weights, so that they arrive in the order in which they are asked for."""
+    return torch.cuda.Stream()
+
+
+def on_copy_stream(device: torch.device) -> AbstractContextManager[Any]:
+    return torch.cuda.stream(copy_stream()) if device.type == "cuda" else nullcontext()
+
+
+def mark(device: torch.device) -> torch.cuda.Event | None:
+    """An event behind everything that was queued on the copy stream; None where copies are done at once."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()
+    event.record(copy_stream())
+    return event
+
+
+def chunk_stages(manifest: Manifest, pieces: Sequence[Sequence[Piece]], stage_of: StageOf) -> list[set[int]]:
+    """The stages that each chunk has bytes of."""
+    names = {tensor.name: [tensor.name] for tensor in manifest.tensors}
+    for alias, name in manifest.aliases.items():
+        names[name].append(alias)
+    stages = [{stage_of(name) for name in names[tensor.name]} for tensor in manifest.tensors]
+    return [set().union(*(stages[piece.tensor] for piece in part)) for part in pieces]
 
 
 def load(
@@ -125,6 +203,8 @@ def load(
         while (ready := fetcher.next()) is not None:
             began = time.monotonic_ns()
             uploader.place(ready.chunk, ring.slot(ready.slot))
+            if copied := mark(uploader.device):
+                copied.synchronize()
             placing += time.monotonic_ns() - began
             fetcher.release(ready.slot)
         uploader.finish()

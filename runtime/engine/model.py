@@ -6,7 +6,7 @@ import torch
 from stoker.kernels import ops
 from stoker.runtime.engine.config import ModelConfig
 from stoker.runtime.engine.state import Batch
-from stoker.runtime.engine.weights import LayerWeights, ModelWeights
+from stoker.runtime.engine.weights import EMBEDDING, LayerWeights, ModelWeights, layer_stage
 
 
 def forward(
@@ -14,6 +14,9 @@ def forward(
 ) -> torch.Tensor:
     """Writes the step's keys and values into `kv` [N, layers, 2, 16, Hkv, D]; returns the normed hidden state of each
     sequence's last token [S, hidden]."""
+    arrival = weights.arrival
+    arrival.wait(EMBEDDING)
+    arrival.wait(layer_stage(0))
     residual = ops.embed(batch.ids, weights.embed)
     hidden = ops.rms_norm(residual, weights.layers[0].input_norm, config.rms_norm_eps)
     next_norms = [layer.input_norm for layer in weights.layers[1:]]
@@ -21,6 +24,8 @@ def forward(
         attended = attention(config, layer, config.windows[index], cos_sin, kv[:, index], batch, hidden)
         hidden, residual = ops.add_rms_norm(attended, residual, layer.post_norm, config.rms_norm_eps)
         hidden = ops.linear(ops.silu_mul(ops.linear(hidden, layer.gate_up)), layer.down)
+        # The next layer, or what follows the last one.
+        arrival.wait(layer_stage(index + 1))
         if index < len(next_norms):
             hidden, residual = ops.add_rms_norm(hidden, residual, next_norms[index], config.rms_norm_eps)
     if batch.last.numel() < batch.ids.numel():

@@ -1,16 +1,20 @@
 """A model's parameters: one flat arena, views of it for the forward pass, and the same bytes by checkpoint name."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from math import prod
 from typing import NamedTuple
 
 import torch
 
+from stoker.coldstart.arrival import Arrival
+from stoker.coldstart.chunk_plan import execution_rank
 from stoker.runtime.engine.config import ModelConfig
 from stoker.runtime.engine.options import EngineOptions
 
 ALIGNMENT = 256
+EMBEDDING = 0
+"""The first stage of a model's arrival."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,8 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """`targets` maps each Hugging Face tensor name to its destination, a contiguous view of `arena`."""
+    """`targets` maps each Hugging Face tensor name to its destination, a contiguous view of `arena`. `arrival` tells
+    which of them are there; it has the stages of `stage_of`."""
 
     arena: torch.Tensor
     embed: torch.Tensor
@@ -39,6 +44,7 @@ class ModelWeights:
     norm: torch.Tensor
     head: torch.Tensor
     targets: dict[str, torch.Tensor]
+    arrival: Arrival = field(default_factory=lambda: Arrival(0))
 
 
 class Parameter(NamedTuple):
@@ -121,6 +127,23 @@ def vector(*parts: tuple[str, int]) -> Parameter:
 
 def arena_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     return sum(aligned(prod(parameter.shape) * dtype.itemsize) for parameter in layout(config))
+
+
+def layer_stage(index: int) -> int:
+    """The stage of a layer; what follows the last layer (norm, head) has the next number."""
+    return index + 1
+
+
+def stages(config: ModelConfig) -> int:
+    return layer_stage(config.num_layers) + 1
+
+
+def stage_of(config: ModelConfig, name: str) -> int:
+    """The stage that a checkpoint's tensor belongs to. A tied head is the embedding."""
+    part, index = execution_rank(name)
+    if part == 0 or (config.tied and name == "lm_head.weight"):
+        return EMBEDDING
+    return layer_stage(index if part == 1 else config.num_layers)
 
 
 def aligned(size: int) -> int:
