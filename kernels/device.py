@@ -2,9 +2,20 @@
 
 from stoker.kernels.activation import silu_mul
 from stoker.kernels.attention import paged_attention
-from stoker.kernels.gemv import linear
+from stoker.kernels.full_attention import full_attention
+from stoker.kernels.gemv import gated_linear, linear
 from stoker.kernels.norm import add_rms_norm, rms_norm
 from stoker.kernels.rope import rope_store
 from stoker.kernels.sampling import sample
 
-__all__ = ["add_rms_norm", "linear", "paged_attention", "rms_norm", "rope_store", "sample", "silu_mul"]
+__all__ = [
+    "add_rms_norm",
+    "full_attention",
+    "gated_linear",
+    "linear",
+    "paged_attention",
+    "rms_norm",
+    "rope_store",
+    "sample",
+    "silu_mul",
+]

@@ -12,7 +12,17 @@ import torch
 from stoker.kernels import reference
 from stoker.kernels.reference import QKNorms, embed
 
-__all__ = ["add_rms_norm", "embed", "linear", "paged_attention", "rms_norm", "rope_store", "sample", "silu_mul"]
+__all__ = [
+    "add_rms_norm",
+    "embed",
+    "full_attention",
+    "linear",
+    "paged_attention",
+    "rms_norm",
+    "rope_store",
+    "sample",
+    "silu_mul",
+]
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -50,8 +60,18 @@ def paged_attention(
     return _implementation(q).paged_attention(q, kv_layer, block_table, query_start, context_len, scale, window)
 
 
+def full_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, query_start: torch.Tensor, scale: float
+) -> torch.Tensor:
+    return _implementation(q).full_attention(q, k, v, query_start, scale)
+
+
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     return _implementation(x).linear(x, weight, bias)
+
+
+def gated_linear(x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
+    return _implementation(x).gated_linear(x, gate_up)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,8 @@
 T tokens of the step (the sequences' new tokens, concatenated), S sequences, N cache blocks of B tokens.
 """
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 
@@ -21,6 +23,11 @@ def embed(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [..., in], weight [out, in] -> [..., out]."""
     return F.linear(x, weight, bias)
+
+
+def gated_linear(x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
+    """x [..., in], gate_up [2 * inner, in] (gates first) -> SiLU(gate) * up [..., inner]."""
+    return silu_mul(F.linear(x, gate_up))
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -113,6 +120,17 @@ def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: fl
         packed[None], keys.transpose(0, 1)[None], values.transpose(0, 1)[None], attn_mask=mask, scale=scale
     )
     return mixed.view(kv_heads, -1, length, dim).permute(2, 0, 1, 3).reshape(length, q_heads, dim)
+
+
+def full_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, query_start: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Every token sees its whole sequence: q, k, v [T, H, D], query_start i32[S + 1] with T at its end -> [T, H, D]."""
+    out = torch.empty_like(q)
+    for start, stop in pairwise(query_start.tolist()):
+        own = (part[start:stop].transpose(0, 1)[None] for part in (q, k, v))
+        out[start:stop] = F.scaled_dot_product_attention(*own, scale=scale)[0].transpose(0, 1)
+    return out
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
