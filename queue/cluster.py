@@ -1,4 +1,5 @@
-"""The cluster's shared memory: deployed functions, host reports, wanted replicas, the controller's lease and its bell.
+"""The cluster's shared memory: deployed functions, host reports, wanted replicas, the fleet of hosts, the controller's
+lease and its bell.
 
 Values are msgpack maps that the queue doesn't interpret. Only the controller's lease holder writes wanted replicas.
 """
@@ -22,16 +23,19 @@ HOST_PREFIX = "stoker:host:"
 FAILING = "stoker:failing"
 HOSTS = "stoker:hosts"
 HOSTS_WANTED = "stoker:hosts:wanted"
+FLEET = "stoker:fleet"
+FLEET_MEMORY = "stoker:fleet:memory"
 
-PERMANENT = {FUNCTIONS, HOSTS, WANTED, LEADER_FENCE, HOSTS_WANTED}
+PERMANENT = {FUNCTIONS, HOSTS, WANTED, LEADER_FENCE, HOSTS_WANTED, FLEET_MEMORY}
 HOST_TTL_MS = 3_000
 FAILING_TTL_MS = 120_000
+FLEET_TTL_MS = 60_000
 RECONNECT_S = 0.2
 
 ACQUIRE = """
 local holder = redis.call('GET', KEYS[1])
 if holder == ARGV[1] then
-  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
   return tonumber(redis.call('GET', KEYS[2]))
 end
 if holder then return 0 end
@@ -41,7 +45,13 @@ return redis.call('INCR', KEYS[2])
 
 RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 
-WRITE_WANTED = """
+CONFIRM = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] or redis.call('GET', KEYS[2]) ~= ARGV[2] then return 0 end
+if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[3]) then redis.call('PEXPIRE', KEYS[1], ARGV[3]) end
+return 1
+"""
+
+WRITE_LED = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[2], ARGV[2])
 redis.call('PUBLISH', KEYS[2], '')
@@ -117,7 +127,27 @@ class Cluster:
 
     async def write_wanted(self, leader: str, wanted: dict[str, Any]) -> bool:
         """False, and nothing written, when `leader` no longer holds the lease."""
-        return bool(await self._redis.eval(WRITE_WANTED, 2, LEADER, WANTED, leader, pack(wanted)))  # type: ignore[misc]
+        return await self._write_led(leader, WANTED, wanted)
+
+    async def _write_led(self, leader: str, key: str, value: Any) -> bool:
+        return bool(await self._redis.eval(WRITE_LED, 2, LEADER, key, leader, pack(value)))  # type: ignore[misc]
+
+    async def fleet_memory(self) -> dict[str, Any]:
+        """What the provider of hosts must not forget when the controller restarts."""
+        data: Any = await self._redis.get(FLEET_MEMORY)
+        return unpack(data) if data else {}
+
+    async def write_fleet_memory(self, leader: str, memory: dict[str, Any]) -> bool:
+        """False, and nothing written, when `leader` no longer holds the lease."""
+        return await self._write_led(leader, FLEET_MEMORY, memory)
+
+    async def report_fleet(self, report: dict[str, Any]) -> None:
+        """Pools, their hosts, and why functions wait for them: for people and gateways; forgotten after a while."""
+        await self._redis.set(FLEET, pack(report), px=FLEET_TTL_MS)
+
+    async def fleet(self) -> dict[str, Any]:
+        data: Any = await self._redis.get(FLEET)
+        return unpack(data) if data else {}
 
     async def report_failing(self, failing: dict[str, Any]) -> None:
         """Functions whose workers keep failing to start, and when they are tried again; forgotten after a while."""
@@ -130,6 +160,10 @@ class Cluster:
     async def acquire_leadership(self, candidate: str, ttl_ms: int) -> int:
         """The fence (a positive number that rises with each new leader), or 0 when someone else leads. Also renews."""
         return int(await self._redis.eval(ACQUIRE, 2, LEADER, LEADER_FENCE, candidate, ttl_ms))  # type: ignore[misc]
+
+    async def confirm_leadership(self, candidate: str, fence: int, ttl_ms: int) -> bool:
+        """Whether `candidate` still leads under this fence; if so, its lease lasts at least `ttl_ms` from now on."""
+        return bool(await self._redis.eval(CONFIRM, 2, LEADER, LEADER_FENCE, candidate, fence, ttl_ms))  # type: ignore[misc]
 
     async def release_leadership(self, candidate: str) -> None:
         await self._redis.eval(RELEASE, 1, LEADER, candidate)  # type: ignore[misc]
