@@ -2,11 +2,16 @@
 model is refused before a worker starts."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from stoker.coldstart.failures import UnsupportedModel
 
 CONFIG = "config.json"
+POOLING = "1_Pooling/config.json"
+TEXT_LIMITS = "sentence_bert_config.json"
+
+Pooling = Literal["mean", "cls"]
+
 DECODERS = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
@@ -87,3 +92,13 @@ def rope_type(scaling: Mapping[str, Any]) -> str:
 
 def unsupported(reason: str) -> UnsupportedModel:
     return UnsupportedModel(CONFIG, None, reason)
+
+
+def pooling_mode(pooling: Mapping[str, Any]) -> Pooling:
+    """From sentence-transformers' 1_Pooling/config.json; without one the mean, its default."""
+    asked = [name for name, chosen in pooling.items() if name.startswith("pooling_mode_") and chosen is True]
+    if asked in ([], ["pooling_mode_mean_tokens"]):
+        return "mean"
+    if asked == ["pooling_mode_cls_token"]:
+        return "cls"
+    raise unsupported(f"{' and '.join(asked)}; supported are pooling_mode_mean_tokens and pooling_mode_cls_token")

@@ -2,14 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
-from stoker.runtime.engine.config import ModelConfig
-
 TOKEN_BUDGET = {"cpu": 512, "cuda": 8192}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Bounded(Protocol):
+    """The part of a model's configuration that options depend on."""
+
+    @property
+    def max_position_embeddings(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,7 @@ class EngineOptions:
             raise ValueError(f"unknown engine option(s): {', '.join(sorted(unknown))}")
         return cls(**values)
 
-    def resolve(self, config: ModelConfig) -> "EngineOptions":
+    def resolve(self, config: Bounded) -> "EngineOptions":
         """Every default replaced by its value. Raises ValueError for what can't work."""
         check(self.device in TOKEN_BUDGET, f"device must be one of {', '.join(TOKEN_BUDGET)}, not {self.device!r}")
         check(self.dtype in ("auto", *DTYPES), f"dtype must be auto, float32 or bfloat16, not {self.dtype!r}")

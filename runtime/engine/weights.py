@@ -1,6 +1,6 @@
 """A model's parameters: one flat arena, views of it for the forward pass, and the same bytes by checkpoint name."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from math import prod
 from typing import NamedTuple
@@ -56,18 +56,26 @@ class Parameter(NamedTuple):
 
 def plan(config: ModelConfig, options: EngineOptions) -> ModelWeights:
     """Allocates the arena on the device of the resolved `options`; views are 256-byte aligned, in execution order."""
+    arena, views, targets = place(list(layout(config)), options)
+    return assemble(config, arena, iter(views), targets)
+
+
+def place(
+    parameters: Sequence[Parameter], options: EngineOptions
+) -> tuple[torch.Tensor, list[torch.Tensor], dict[str, torch.Tensor]]:
+    """An arena, a view of it for each parameter, and the parts of the views by checkpoint name."""
     dtype = options.torch_dtype
-    arena = torch.empty(arena_bytes(config, dtype), dtype=torch.uint8, device=options.device)
+    arena = torch.empty(total_bytes(parameters, dtype), dtype=torch.uint8, device=options.device)
     views: list[torch.Tensor] = []
     targets: dict[str, torch.Tensor] = {}
     offset = 0
-    for parameter in layout(config):
+    for parameter in parameters:
         size = prod(parameter.shape) * dtype.itemsize
         views.append(arena[offset : offset + size].view(dtype).view(parameter.shape))
         names, rows = zip(*parameter.parts, strict=True)
         targets.update(zip(names, views[-1].split(rows), strict=True))
         offset += aligned(size)
-    return assemble(config, arena, iter(views), targets)
+    return arena, views, targets
 
 
 def assemble(
@@ -126,7 +134,11 @@ def vector(*parts: tuple[str, int]) -> Parameter:
 
 
 def arena_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    return sum(aligned(prod(parameter.shape) * dtype.itemsize) for parameter in layout(config))
+    return total_bytes(list(layout(config)), dtype)
+
+
+def total_bytes(parameters: Sequence[Parameter], dtype: torch.dtype) -> int:
+    return sum(aligned(prod(parameter.shape) * dtype.itemsize) for parameter in parameters)
 
 
 def layer_stage(index: int) -> int:
