@@ -1,72 +1,80 @@
-"""Fetches a model's chunks with parallel ranged reads into ring slots, each verified before it is handed out."""
+"""Fetches a model's chunks from the nearest sources into ring slots, each verified before it is handed out."""
 
 import threading
 import time
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any
 
-import xxhash
-
-from stoker.coldstart.failures import (
-    ColdStartError,
-    FetchCancelled,
-    ObjectAltered,
-    ObjectChanged,
-    StoreUnavailable,
-)
-from stoker.coldstart.manifest import Chunk, Manifest
+from stoker.coldstart.chunk_cache import BUSY, ChunkCache, Claim
+from stoker.coldstart.failures import ColdStartError, FetchCancelled, StoreUnavailable
+from stoker.coldstart.fetch_board import Board, Read, Ready
+from stoker.coldstart.manifest import Manifest
+from stoker.coldstart.pace import Window, adjust
 from stoker.coldstart.ring import Ring
-from stoker.coldstart.store import ObjectStore, ReadWatch
+from stoker.coldstart.sources import CACHE, PEER, STORE, Peers, StoreSource, Tallies
+from stoker.coldstart.store import ObjectStore
 
-
-class Ready(NamedTuple):
-    """Chunk number `chunk` of the manifest is complete and verified at the start of ring slot `slot`."""
-
-    chunk: int
-    slot: int
+MAX_CONNECTIONS = 64
+WINDOW_S = 0.25
+TICK_S = 0.1
+# A chunk that another agent of this host is fetching: how soon it is looked at again, and how long it is left to it.
+DEFER_S = 0.02
+LEAVE_IT_S = 5.0
 
 
 class Fetcher:
-    """`connections` threads take chunks in load order, each as soon as a slot is free; `next` and `release` belong to
-    the consumer. The ring is this fetcher's alone until all slots are released or `cancel` has returned.
+    """Threads take chunks in load order, each as soon as a slot is free; `next` and `release` belong to the consumer.
+    The ring is this fetcher's alone until all slots are released or `cancel` has returned.
 
-    A file whose ETag isn't the manifest's may still be the published one (copied, replicated): it is read under the
-    ETag found at the first such answer, and the checksums decide.
+    It starts with `connections` reads at once and adapts that number. A read that is much slower than the others gets
+    a second one on another connection and into another slot; the first complete one is handed out.
     """
 
-    def __init__(self, store: ObjectStore, manifest: Manifest, ring: Ring, *, connections: int = 8) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        manifest: Manifest,
+        ring: Ring,
+        *,
+        connections: int = 8,
+        cache: ChunkCache | None = None,
+        peers: Peers | None = None,
+    ) -> None:
         largest = max((chunk.length for chunk in manifest.chunks), default=0)
         if largest > ring.slot_bytes:
             raise ValueError(f"a chunk of {largest} bytes doesn't fit a ring slot of {ring.slot_bytes}")
-        self._store, self._manifest, self._ring = store, manifest, ring
+        self._url, self._chunks, self._ring = store.url, manifest.chunks, ring
+        self._source, self._cache, self._peers = StoreSource(store, manifest), cache, peers
         self._changed = threading.Condition()
-        self._adopting = threading.Lock()
-        self._free = deque(range(ring.slots))
+        self._board = Board([chunk.length for chunk in manifest.chunks], ring.slots)
         self._ready: deque[Ready] = deque()
-        self._next_chunk = self._handed_out = 0
+        self._handed_out = 0
         self._failure: ColdStartError | None = None
-        self._stop = threading.Event()
-        self._etags = [entry.etag for entry in manifest.files]
-        self._replaced: dict[int, str] = {}
-        self._watches = [ReadWatch(self._stop) for _ in range(max(1, min(connections, len(manifest.chunks))))]
-        self._threads = [
-            threading.Thread(target=self._work, args=(watch,), name=f"stoker-fetch-{number}", daemon=True)
-            for number, watch in enumerate(self._watches)
-        ]
-        self._started = self._finished = 0.0
+        self._ceiling = max(1, min(MAX_CONNECTIONS, ring.slots, len(manifest.chunks)))
+        self._window = Window(max(1, min(connections, self._ceiling)))
+        self._most = self._window.limit
+        self._measured_at, self._measured_bytes, self._refusals_seen = 0.0, 0, 0
+        self._claims: dict[int, Claim] = {}
+        self._left_since: dict[int, float] = {}
+        self._ended = {"retries": 0, "refusals": 0, "received": 0}
+        self._threads: list[threading.Thread] = []
+        self._tallies = Tallies()
+        self._started = self._finished = self._awaited_s = 0.0
         self.fetched_bytes = 0
         self.total_bytes = manifest.total_bytes
 
     def start(self) -> None:
-        self._started = time.monotonic()
-        for thread in self._threads:
-            thread.start()
+        with self._changed:
+            self._started = self._measured_at = time.monotonic()
+            self._match_threads()
 
     def next(self, timeout: float | None = None) -> Ready | None:
         """The next chunk, or None when all have been handed out. Raises the fetch's error, or TimeoutError."""
+        began = time.monotonic()
         with self._changed:
             if not self._changed.wait_for(self._has_answer, timeout):
                 raise TimeoutError(f"no chunk within {timeout} s")
+            self._awaited_s += time.monotonic() - began
             if self._failure:
                 raise self._failure
             if not self._ready:
@@ -76,95 +84,162 @@ class Fetcher:
 
     def release(self, slot: int) -> None:
         with self._changed:
-            self._free.append(slot)
+            self._board.release(slot)
             self._changed.notify_all()
 
     def cancel(self) -> None:
         """Returns when no thread touches the ring any more; `next` raises FetchCancelled from then on."""
-        self._fail(FetchCancelled(self._store.url, None, "the fetch was cancelled"))
+        self._fail(FetchCancelled(self._url, None, "the fetch was cancelled"))
         for thread in self._threads:
-            if thread.ident is not None:
-                thread.join()
+            thread.join()
 
     def summary(self) -> dict[str, Any]:
-        """`seconds` run until the last chunk was verified; `retries` counts repeated ranged reads."""
-        return {
-            "bytes": self.fetched_bytes,
-            "seconds": (self._finished or time.monotonic()) - self._started,
-            "connections": len(self._threads),
-            "retries": sum(watch.retries for watch in self._watches),
-        }
+        """`seconds` run until the last chunk was verified; `connections` is the most at once; `retries` counts repeated
+        ranged reads, `extra_bytes` what was received twice. `slot_wait_s`: chunks waited for the consumer;
+        `chunk_wait_s`: the consumer waited for chunks."""
+        with self._changed:
+            return {
+                "bytes": self.fetched_bytes,
+                "seconds": (self._finished or time.monotonic()) - self._started,
+                "connections": self._most,
+                "retries": self._count("retries"),
+                "refusals": self._count("refusals"),
+                "hedges": self._board.hedges,
+                "extra_bytes": self._board.extra_bytes,
+                "slot_wait_s": round(self._board.starved_s, 3),
+                "chunk_wait_s": round(self._awaited_s, 3),
+                "sources": self._tallies.report(),
+                "checked": "length and version" if self._unpublished() else "checksum of every chunk",
+            }
 
     def _has_answer(self) -> bool:
-        return bool(self._failure or self._ready or self._handed_out == len(self._manifest.chunks))
+        return bool(self._failure or self._ready or self._handed_out == len(self._chunks))
 
-    def _work(self, watch: ReadWatch) -> None:
+    def _work(self) -> None:
         try:
-            while (task := self._take()) is not None:
-                chunk = self._manifest.chunks[task.chunk]
-                self._read_verified(chunk, self._ring.slot(task.slot)[: chunk.length], watch)
-                self._hand_out(task, chunk.length)
-        except ColdStartError as error:
-            self._fail(error)
+            while (read := self._take()) is not None:
+                try:
+                    self._attempt(read)
+                except ColdStartError as error:
+                    self._give_up(read, error)
         except Exception as error:
-            self._fail(StoreUnavailable(self._store.url, None, f"unexpected {type(error).__name__}: {error}"))
+            self._fail(StoreUnavailable(self._url, None, f"unexpected {type(error).__name__}: {error}"))
 
-    def _take(self) -> Ready | None:
+    def _take(self) -> Read | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._failure or self._free or self._all_taken())
-            if self._failure or self._all_taken():
+            while not self._failure and not self._board.complete:
+                now = time.monotonic()
+                self._adapt(now)
+                if read := self._board.take(now, self._window.limit):
+                    return read
+                self._changed.wait(TICK_S)
+            return None
+
+    def _attempt(self, read: Read) -> None:
+        chunk, into = self._chunks[read.chunk], self._ring.slot(read.slot)[: read.length]
+        with self._tallies.timing(read.length) as found:
+            source = self._read(read, into)
+            if source is None:
+                return
+            with self._changed:
+                claim = self._claims.pop(read.chunk, None)
+                if not self._win(read, source, 2 if claim else 1):
+                    return
+            found.append(source)
+        if claim:
+            claim.commit(into, chunk)
+            self.release(read.slot)
+
+    def _read(self, read: Read, into: memoryview) -> str | None:
+        """Which source filled `into` with verified bytes; None when the chunk has been left to somebody else."""
+        chunk = self._chunks[read.chunk]
+        if self._cache and chunk.checksum is not None and not read.hedge:
+            if self._cache.read(chunk, into, read.watch):
+                return CACHE
+            if not self._claim(read):
                 return None
-            self._next_chunk += 1
-            return Ready(self._next_chunk - 1, self._free.popleft())
+        if self._peers and chunk.checksum is not None and not read.hedge and self._peers.read(chunk, into, read.watch):
+            return PEER
+        read.watch.received = 0
+        self._source.read(chunk, into, read.watch)
+        return STORE
 
-    def _all_taken(self) -> bool:
-        return self._next_chunk == len(self._manifest.chunks)
-
-    def _hand_out(self, task: Ready, length: int) -> None:
+    def _claim(self, read: Read) -> bool:
+        """False when another agent of this host is fetching the chunk, and may for a while."""
+        assert self._cache is not None
+        claim = self._cache.claim(self._chunks[read.chunk])
         with self._changed:
-            self._ready.append(task)
-            self.fetched_bytes += length
-            if self.fetched_bytes == self.total_bytes:
-                self._finished = time.monotonic()
+            if claim is not BUSY:
+                self._claims[read.chunk] = claim
+                if self._failure:
+                    self._drop_claims()
+                return True
+            now = time.monotonic()
+            if now - self._left_since.setdefault(read.chunk, now) > LEAVE_IT_S:
+                return True
+            self._board.defer(read, now + DEFER_S)
             self._changed.notify_all()
+            return False
+
+    def _win(self, read: Read, source: str, holders: int) -> bool:
+        self._count_ended(read)
+        won = self._board.win(read, time.monotonic(), holders, source != CACHE)
+        if won:
+            self._ready.append(Ready(read.chunk, read.slot))
+            self.fetched_bytes += read.length
+            if self._board.complete:
+                self._finished = time.monotonic()
+        self._changed.notify_all()
+        return won
+
+    def _give_up(self, read: Read, error: ColdStartError) -> None:
+        """An error is final unless a rival of this read has brought the chunk or may still do so."""
+        with self._changed:
+            rival = self._board.has_rival(read)
+            self._count_ended(read)
+            self._board.lose(read)
+            self._changed.notify_all()
+        if not rival:
+            self._fail(error)
 
     def _fail(self, error: ColdStartError) -> None:
         with self._changed:
             self._failure = self._failure or error
             self._finished = self._finished or time.monotonic()
-            self._stop.set()
+            for read in self._board.reads:
+                read.watch.stop.set()
+            self._drop_claims()
             self._changed.notify_all()
 
-    def _read_verified(self, chunk: Chunk, into: memoryview, watch: ReadWatch) -> None:
-        """A second read tells bytes damaged on the way from bytes damaged in the store."""
-        for _ in range(2):
-            self._read(chunk, into, watch)
-            if xxhash.xxh3_64_intdigest(into) == chunk.checksum:
-                return
-            watch.retries += 1
-        name, span = self._where(chunk)
-        if chunk.file in self._replaced:
-            raise ObjectChanged(name, span, f"it was replaced after it was published ({self._replaced[chunk.file]})")
-        raise ObjectAltered(name, span, f"its checksum isn't the published {chunk.checksum:016x}")
+    def _drop_claims(self) -> None:
+        while self._claims:
+            self._claims.popitem()[1].abandon()
 
-    def _read(self, chunk: Chunk, into: memoryview, watch: ReadWatch) -> None:
-        entry, etag = self._manifest.files[chunk.file], self._etags[chunk.file]
-        try:
-            self._store.read_range(entry.name, chunk.offset, into, etag, watch)
-        except ObjectChanged as error:
-            self._store.read_range(entry.name, chunk.offset, into, self._adopt(chunk, error), watch)
+    def _adapt(self, now: float) -> None:
+        """Once per window: measures it, and sets how many reads there may be in the next one."""
+        if now - self._measured_at < WINDOW_S:
+            return
+        received, refusals = self._count("received"), self._count("refusals")
+        goodput = (received - self._measured_bytes) / (now - self._measured_at)
+        self._window = adjust(self._window, goodput, refusals > self._refusals_seen, self._ceiling)
+        self._measured_at, self._measured_bytes, self._refusals_seen = now, received, refusals
+        self._most = max(self._most, self._window.limit)
+        self._match_threads()
 
-    def _adopt(self, chunk: Chunk, error: ObjectChanged) -> str:
-        """The ETag the file has now, once per file; raises `error` when it changed again or isn't of the same size."""
-        with self._adopting:
-            if chunk.file not in self._replaced:
-                found = self._store.stat(self._manifest.files[chunk.file].name)
-                if found.size != self._manifest.files[chunk.file].size:
-                    raise error
-                self._replaced[chunk.file] = error.reason
-                self._etags[chunk.file] = found.etag
-            return self._etags[chunk.file]
+    def _match_threads(self) -> None:
+        """One thread per read that there may be, and a spare one for hedges and for looking after the others."""
+        wanted = self._window.limit + (self._ring.slots > 1)
+        for number in range(len(self._threads), wanted if self._chunks else 0):
+            thread = threading.Thread(target=self._work, name=f"stoker-fetch-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
-    def _where(self, chunk: Chunk) -> tuple[str, tuple[int, int]]:
-        name = self._manifest.files[chunk.file].name
-        return f"{self._store.url}/{name}", (chunk.offset, chunk.offset + chunk.length)
+    def _count(self, name: str) -> int:
+        return self._ended[name] + sum(getattr(read.watch, name) for read in self._board.reads)
+
+    def _count_ended(self, read: Read) -> None:
+        for name in self._ended:
+            self._ended[name] += getattr(read.watch, name)
+
+    def _unpublished(self) -> bool:
+        return any(chunk.checksum is None for chunk in self._chunks)

@@ -34,12 +34,13 @@ class FileEntry(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """`length` bytes of a file from absolute `offset` on; `checksum` is their XXH3-64."""
+    """`length` bytes of a file from absolute `offset` on; `checksum` is their XXH3-64, None for a model that was never
+    published."""
 
     file: int
     offset: int
     length: int
-    checksum: int
+    checksum: int | None
 
 
 class TensorEntry(NamedTuple):

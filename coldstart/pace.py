@@ -15,7 +15,7 @@ PATIENCE = 2.0
 ENOUGH = 3
 UNKNOWN_RATE = 8e6
 EXTRA_SHARE = 0.05
-EXTRA_CHUNKS = 2
+EXTRA_CHUNKS = 4
 
 
 class Window(NamedTuple):

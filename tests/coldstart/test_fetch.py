@@ -20,31 +20,7 @@ from stoker.coldstart.failures import (
 from stoker.coldstart.fetch import Fetcher
 from stoker.coldstart.file_store import FileStore
 from stoker.coldstart.ring import Ring
-
-
-def drain(fetcher: Fetcher, ring: Ring, manifest: Any) -> dict[int, bytes]:
-    found = {}
-    while (ready := fetcher.next(20)) is not None:
-        assert ready.chunk not in found
-        found[ready.chunk] = bytes(ring.slot(ready.slot)[: manifest.chunks[ready.chunk].length])
-        fetcher.release(ready.slot)
-    return found
-
-
-def expected(published: Any) -> dict[int, bytes]:
-    files = [(published.folder / entry.name).read_bytes() for entry in published.manifest.files]
-    return {i: files[c.file][c.offset : c.offset + c.length] for i, c in enumerate(published.manifest.chunks)}
-
-
-def fetch_all(store: Any, published: Any, slots: int = 4, connections: int = 4) -> dict[int, bytes]:
-    ring = Ring.create(slots, 4096)
-    fetcher = Fetcher(store, published.manifest, ring, connections=connections)
-    try:
-        fetcher.start()
-        return drain(fetcher, ring, published.manifest)
-    finally:
-        fetcher.cancel()
-        ring.close()
+from tests.coldstart.fetching import drain, expected, fetch_all
 
 
 @pytest.fixture(autouse=True)

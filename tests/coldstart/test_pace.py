@@ -89,7 +89,7 @@ def test_a_lone_read_is_measured_against_a_modest_rate():
 
 
 def test_extra_bytes_are_bounded():
-    chunk, total = 16 * MB, 1000 * MB
-    assert may_hedge(0, chunk, 2 * chunk) and may_hedge(chunk, chunk, 2 * chunk)
-    assert not may_hedge(2 * chunk, chunk, 2 * chunk)
-    assert may_hedge(34 * MB, chunk, total) and not may_hedge(35 * MB, chunk, total)
+    chunk, total = 16 * MB, 2000 * MB
+    assert may_hedge(0, chunk, 2 * chunk) and may_hedge(3 * chunk, chunk, 2 * chunk)
+    assert not may_hedge(4 * chunk, chunk, 2 * chunk)
+    assert may_hedge(84 * MB, chunk, total) and not may_hedge(85 * MB, chunk, total)
