@@ -41,12 +41,14 @@ class SLO:
 @dataclass(frozen=True, slots=True)
 class Scaling:
     """Replica bounds; `idle_timeout_s` without work takes a replica away, down to `min_replicas`. Another replica is
-    added for every `target_queue` jobs queued or running (0: for as many as one replica runs at once)."""
+    added for every `target_queue` jobs queued or running (0: for as many as one replica runs at once). While there is
+    work, `buffer_replicas` more than it needs are kept."""
 
     min_replicas: int = 0
     max_replicas: int = 1
     idle_timeout_s: float = 60.0
     target_queue: int = 0
+    buffer_replicas: int = 0
 
     def __post_init__(self) -> None:
         require(self.min_replicas >= 0, f"min_replicas must be 0 or more, not {self.min_replicas}")
@@ -60,6 +62,7 @@ class Scaling:
             f"idle_timeout_s must be 0 to {MAX_SECONDS:g}, not {self.idle_timeout_s}",
         )
         require(0 <= self.target_queue <= 10**9, f"target_queue must be 0 to 1000000000, not {self.target_queue}")
+        require(0 <= self.buffer_replicas <= 10_000, f"buffer_replicas must be 0 to 10000, not {self.buffer_replicas}")
 
 
 @dataclass(frozen=True, slots=True)
