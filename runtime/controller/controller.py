@@ -9,6 +9,7 @@ import signal
 import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -19,7 +20,8 @@ from stoker.queue.client import connect
 from stoker.queue.cluster import BELL, Cluster, Host, Signal
 from stoker.queue.records import Backlog
 from stoker.runtime.controller.payload_sweep import sweep_forever
-from stoker.runtime.controller.policy import Decision, Demand, Failures, Placed, View, Wanted, decide
+from stoker.runtime.controller.policy import Wanted, decide
+from stoker.runtime.controller.policy_state import Decision, Demand, Failures, Memory, Placed, View
 from stoker.runtime.controller.provider import Provider
 from stoker.runtime.settings import Settings
 from stoker.runtime.spec import FunctionSpec, readable
@@ -39,6 +41,7 @@ class Controller:
         self._cluster = cluster
         self._provider = provider
         self._failures: Mapping[str, Failures] = {}
+        self._memory = Memory()
 
     async def run(self, bell: Signal, stop: asyncio.Event) -> None:
         while not stop.is_set():
@@ -60,7 +63,8 @@ class Controller:
         backlogs = await self._broker.backlogs(list(specs))
         wanted = await self._cluster.wanted()
         now = time.monotonic()
-        decision = decide(view_of(now, specs, backlogs, hosts, wanted, self._failures))
+        decision = decide(replace(view_of(now, specs, backlogs, hosts, wanted, self._failures), memory=self._memory))
+        self._memory = decision.memory
         if decision.failures != self._failures:
             self._failures = decision.failures
             await self._cluster.report_failing(failing_functions(decision.failures, now, time.time()))
@@ -83,9 +87,7 @@ def view_of(
     failures: Mapping[str, Failures],
 ) -> View:
     """The policy's view from what the queue and the hosts report."""
-    demands = {
-        name: Demand(log.queued, log.running, log.delayed, log.last_active_ms / 1000) for name, log in backlogs.items()
-    }
+    demands = {name: demand_of(log) for name, log in backlogs.items()}
     placed = [
         placed_replica(id, record, host, report_of(hosts, host, id))
         for host, replicas in wanted.items()
@@ -95,10 +97,17 @@ def view_of(
     return View(now, specs, demands, devices, tuple(placed), failures)
 
 
+def demand_of(log: Backlog) -> Demand:
+    idle_s, oldest_s = log.last_active_ms / 1000, log.oldest_ms / 1000
+    return Demand(log.queued, log.running, log.delayed, idle_s, oldest_s, log.arrived_per_s, log.drained_per_s)
+
+
 def placed_replica(id: str, record: dict[str, Any], host: str, report: Mapping[str, Any]) -> Placed:
     spec, state = record["spec"], report.get("state", "unseen")
     device, error = record["device"], report.get("error")
-    return Placed(id, spec["name"], spec["version"], host, device, state, error, spec.get("born", ""))
+    inflight, draining = report.get("inflight", 0), record.get("draining", False)
+    born = spec.get("born", "")
+    return Placed(id, spec["name"], spec["version"], host, device, state, error, born, inflight, draining)
 
 
 def report_of(hosts: Mapping[str, Host], host: str, replica: str) -> Mapping[str, Any]:
@@ -123,9 +132,12 @@ def merge(decision: Decision, wanted: Wanted, specs: Mapping[str, FunctionSpec])
     """The records of the replicas to keep, plus new ones for those to add."""
     after: Wanted = {}
     for replica in decision.keep:
-        after.setdefault(replica.host, {})[replica.id] = wanted[replica.host][replica.id]
+        record = wanted[replica.host][replica.id]
+        after.setdefault(replica.host, {})[replica.id] = record
+        if replica.id in decision.drain and not record.get("draining"):
+            after[replica.host][replica.id] = {**record, "draining": True}
     for function, host, device in decision.add:
-        record: dict[str, Any] = {
+        record = {
             "spec": specs[function].to_dict(),
             "device": device,
             "failed_before": decision.failures.get(function, Failures()).count,

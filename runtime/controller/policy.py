@@ -1,13 +1,31 @@
-"""How many replicas each function should have, where, and how many hosts there should be: pure functions of one view.
+"""How many replicas each function should have, where, and how many hosts there should be: one pure function of a view.
 
-Scale out on work that waits; scale in only after `idle_timeout_s` with an empty queue, no lease and nothing starting.
+The controller, the simulator and the tests call the same `decide`; it keeps nothing: what it must remember travels
+in `Decision.memory`.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
+from stoker.runtime.controller.policy_hosts import (
+    Fleet,
+    Spot,
+    boot_s,
+    empty_since,
+    has_seat,
+    order,
+    place,
+    replica_prices,
+    retired,
+    seconds,
+    spots,
+)
+from stoker.runtime.controller.policy_memory import price_per_h, remember
+from stoker.runtime.controller.policy_reasons import Case, explain
+from stoker.runtime.controller.policy_replicas import Plan, Situation, plan
+from stoker.runtime.controller.policy_state import Decision, Demand, Failures, Machine, Memory, Outlook, Timing, View
 from stoker.runtime.spec import FunctionSpec
 
 MAX_BACKOFF_S = 30.0
@@ -16,134 +34,72 @@ FIRST_BACKOFF_S = 0.5
 Wanted = dict[str, dict[str, dict[str, Any]]]
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """One function's queue as the server reports it; `idle_s` is the time since anything happened in it."""
-
-    queued: int = 0
-    running: int = 0
-    delayed: int = 0
-    idle_s: float = math.inf
-
-    @property
-    def work(self) -> int:
-        return self.queued + self.running + self.delayed
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A replica as its host reports it ("unseen" until the host does)."""
-
-    id: str
-    function: str
-    version: str
-    host: str
-    device: str
-    state: str
-    error: Mapping[str, Any] | None = None
-    born: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Failures:
-    """Consecutive failed starts of a function's version, the last one's error, and when it may be tried again
-    (controller's clock, s)."""
-
-    version: str = ""
-    count: int = 0
-    retry_at: float = 0.0
-    error: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """Everything a decision depends on. `hosts` maps live host ids to their devices; `now` is in seconds."""
-
-    now: float
-    specs: Mapping[str, FunctionSpec]
-    demands: Mapping[str, Demand]
-    hosts: Mapping[str, list[str]]
-    placed: tuple[Placed, ...] = ()
-    failures: Mapping[str, Failures] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Replicas to keep, replicas to add (function, host, device), and the failure memory for the next decision."""
-
-    keep: tuple[Placed, ...]
-    add: tuple[tuple[str, str, str], ...]
-    failures: Mapping[str, Failures]
-
-
-def wanted_replicas(spec: FunctionSpec, demand: Demand, current: int, starting: int) -> int:
-    """The number of replicas of one function. Never below min or above max; never fewer while there is work."""
-    bounds = spec.scaling
-    needed = math.ceil((demand.queued + demand.running) / (bounds.target_queue or capacity(spec)))
-    if demand.work or starting:
-        return min(bounds.max_replicas, max(bounds.min_replicas, current, needed, 1 if demand.work else 0))
-    if demand.idle_s >= bounds.idle_timeout_s:
-        return bounds.min_replicas
-    return min(bounds.max_replicas, max(bounds.min_replicas, current))
-
-
-def capacity(spec: FunctionSpec) -> int:
-    """Jobs that one replica runs at once."""
-    if spec.kind != "python":
-        return spec.model.max_seqs
-    return spec.concurrency * (spec.batch.max_size if spec.batch else 1)
-
-
 def decide(view: View) -> Decision:
-    failures = remember_failures(view)
-    keep: list[Placed] = []
-    missing: list[str] = []
-    for name, spec in view.specs.items():
-        kept, count = decide_function(view, spec, failures.get(name, Failures()))
-        keep += kept
-        missing += [name] * count
-    return Decision(tuple(keep), place(view, keep, missing), failures)
+    failures, before = remember_failures(view), view.memory
+    view = replace(view, memory=remember(view))
+    free, prices = spots(view, view.placed), replica_prices(view)
+    at = {name: situation(view, before, spec, free) for name, spec in view.specs.items()}
+    placed = {name: tuple(r for r in view.placed if r.function == name and r.host in view.hosts) for name in view.specs}
+    plans = {name: plan(at[name], placed[name], prices, failures.get(name, Failures())) for name in view.specs}
+    keep = tuple(replica for each in plans.values() for replica in each.keep)
+    add, unplaced = place(view, keep, [name for name, each in plans.items() for _ in range(each.missing)])
+    ordered = order(view, unplaced)
+    empty = empty_since(view, {replica.host for replica in keep} | {host for _, host, _ in add})
+    going = retired(view, ordered, empty)
+    cases = {
+        name: Case(at[name], plans[name], unplaced.count(name), failures.get(name, Failures()))
+        for name in view.specs
+        if at[name].demand.queued
+    }
+    return Decision(
+        keep,
+        add,
+        failures,
+        drain=tuple(id for each in plans.values() for id in each.drain),
+        hosts={fleet.pool.name: fleet.count - left(fleet, going) for fleet in ordered},
+        retire=tuple(machine.id for machine in going),
+        reasons={name: explain(view, case, ordered) for name, case in cases.items()},
+        actions=tuple(actions(view, plans, add, ordered, going)),
+        memory=replace(view.memory, outlooks={name: each.count.outlook for name, each in plans.items()}, empty=empty),
+    )
 
 
-def decide_function(view: View, spec: FunctionSpec, failed: Failures) -> tuple[list[Placed], int]:
-    """The function's replicas to keep and how many more it should get now."""
-    live = [
-        replica
-        for replica in view.placed
-        if replica.function == spec.name and replica.host in view.hosts and replica.state not in ("failed", "gone")
-    ]
-    current = [replica for replica in live if replica.version == spec.version]
-    # An older version helps out; one of a function that was deleted in between, and made anew, must not.
-    outdated = [replica for replica in live if replica.version != spec.version and replica.born == spec.born]
-    starting = sum(replica.state in ("unseen", "starting", "loading") for replica in current)
-    awake = max(len(current), len(outdated))
-    wanted = wanted_replicas(spec, view.demands.get(spec.name, Demand()), awake, starting)
-    keep = sorted(current, key=lambda replica: replica.state != "ready")[:wanted]
-    missing = max(0, wanted - len(keep))
-    if missing and failed.version == spec.version and view.now < failed.retry_at:
-        missing = 0
-    ready = any(replica.state == "ready" for replica in keep)
-    return keep + ([] if ready or not wanted else outdated), missing
+def situation(view: View, before: Memory, spec: FunctionSpec, free: list[Spot]) -> Situation:
+    known, again = before.outlooks.get(spec.name), boot_s(view, spec.gpu)
+    return Situation(
+        view.now,
+        spec,
+        view.demands.get(spec.name, Demand()),
+        view.memory.outlooks.get(spec.name, Outlook()),
+        view.rules,
+        view.timings.get(spec.name, Timing()),
+        dt=max(0.0, view.now - known.at) if known and not math.isinf(known.at) else 0.0,
+        boot_s=0.0 if has_seat(spec, free) else again,
+        reboot_s=again,
+        price_per_h=price_per_h(view, spec.gpu),
+    )
 
 
-def place(view: View, keep: list[Placed], functions: list[str]) -> tuple[tuple[str, str, str], ...]:
-    """The device with the fewest replicas gets the next one; a function that needs a GPU gets one or nothing."""
-    load = {(host, device): 0 for host, devices in sorted(view.hosts.items()) for device in devices}
-    for replica in keep:
-        if (replica.host, replica.device) in load:
-            load[replica.host, replica.device] += 1
-    placed = []
-    for name in functions:
-        fitting = [spot for spot in load if fits(view.specs[name], spot[1])]
-        if fitting:
-            spot = min(fitting, key=lambda spot: load[spot])
-            load[spot] += 1
-            placed.append((name, *spot))
-    return tuple(placed)
+def left(fleet: Fleet, going: list[Machine]) -> int:
+    return sum(machine.pool == fleet.pool.name for machine in going)
 
 
-def fits(spec: FunctionSpec, device: str) -> bool:
-    return not spec.gpu or device != "cpu"
+def actions(
+    view: View,
+    plans: Mapping[str, Plan],
+    add: tuple[tuple[str, str, str], ...],
+    ordered: list[Fleet],
+    going: list[Machine],
+) -> list[str]:
+    """One sentence for each change."""
+    flagged = {replica.id for replica in view.placed if replica.draining}
+    kept = {replica.id for each in plans.values() for replica in each.keep}
+    said = [f"start a replica of {name} on {host} ({device})" for name, host, device in add]
+    said += [f"drain {id}" for each in plans.values() for id in each.drain if id not in flagged]
+    said += [f"drop {replica.id} ({replica.state})" for replica in view.placed if replica.id not in kept]
+    said += [f"ask pool {f.pool.name} for {f.new} more, {f.count} in all" for f in ordered if f.new]
+    empty = view.memory.empty
+    return said + [f"give back {m.id}, empty for {seconds(view.now - empty.get(m.id, view.now))}" for m in going]
 
 
 def remember_failures(view: View) -> dict[str, Failures]:

@@ -4,6 +4,7 @@ their jobs and reports what they do. It never imports torch and never opens a CU
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
@@ -117,6 +118,8 @@ class Agent:
             replica.start()
         for id in change.stop:
             self._stop(id)
+        for id in change.drain:
+            self._stop(id, finish=True)
         if self._states() != self._last_states:
             await self._report()
         await self._wanted.wait(RECONCILE_S)
@@ -128,12 +131,14 @@ class Agent:
             return FunctionReplica(id, spec, self._host, start)
         return LlmReplica(id, spec, self._host, start, record["device"])
 
-    def _stop(self, id: str) -> None:
+    def _stop(self, id: str, finish: bool = False) -> None:
+        """`finish`: whatever it holds is waited for, unless the host itself has to go."""
         replica = self._replicas[id]
         if replica.state == "failed":
             del self._replicas[id]
             return
-        task = asyncio.create_task(replica.stop(drain_s(self._notice, time.time())))
+        grace_s = math.inf if finish and not self._notice else drain_s(self._notice, time.time())
+        task = asyncio.create_task(replica.stop(grace_s))
         self._stopping.add(task)
         task.add_done_callback(self._stopping.discard)
 

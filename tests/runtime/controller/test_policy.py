@@ -4,17 +4,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.runtime.controller.policy import (
-    MAX_BACKOFF_S,
-    Decision,
-    Demand,
-    Failures,
-    Placed,
-    View,
-    count_failure,
-    decide,
-    wanted_replicas,
-)
+from stoker.runtime.controller.policy import MAX_BACKOFF_S, count_failure, decide
+from stoker.runtime.controller.policy_replicas import Situation, wanted_replicas
+from stoker.runtime.controller.policy_state import Decision, Demand, Failures, Outlook, Placed, Rules, Timing, View
 from stoker.runtime.spec import FunctionSpec, Scaling
 
 HOSTS = {"h0": ["cpu"], "h1": ["cuda:0", "cuda:1"]}
@@ -46,15 +38,20 @@ demands = st.builds(
 bounds = st.tuples(st.integers(0, 4), st.integers(1, 8)).map(lambda b: spec(min_replicas=min(b), max_replicas=max(b)))
 
 
+def count(function: FunctionSpec, demand: Demand, current: int, starting: int) -> int:
+    at = Situation(100.0, function, demand, Outlook(), Rules(), Timing())
+    return wanted_replicas(at, current, starting).wanted
+
+
 @given(bounds, demands, st.integers(0, 8), st.integers(0, 8))
 def test_never_below_min_nor_above_max(function: FunctionSpec, demand: Demand, current: int, starting: int) -> None:
-    wanted = wanted_replicas(function, demand, current, min(starting, current))
+    wanted = count(function, demand, current, min(starting, current))
     assert function.scaling.min_replicas <= wanted <= function.scaling.max_replicas
 
 
 @given(bounds, demands.filter(lambda d: d.work > 0), st.integers(0, 8))
 def test_work_always_wakes_and_never_takes_a_replica_away(function: FunctionSpec, demand: Demand, current: int) -> None:
-    wanted = wanted_replicas(function, demand, current, 0)
+    wanted = count(function, demand, current, 0)
     assert wanted >= 1
     assert wanted >= min(current, function.scaling.max_replicas)
 
@@ -118,13 +115,20 @@ def test_an_old_version_serves_until_the_new_one_is_ready() -> None:
     loading = choose(Demand(queued=1, idle_s=0), (old, replica("b", "loading")), function)
     assert {kept.id for kept in loading.keep} == {"a", "b"}
     ready = choose(Demand(queued=1, idle_s=0), (old, replica("b")), function)
-    assert [kept.id for kept in ready.keep] == ["b"]
+    assert ready.drain == ("a",), "it may just have claimed a job"
+    drained = replace(old, state="draining", draining=True)
+    assert {r.id for r in choose(Demand(running=1), (replace(drained, inflight=1), replica("b")), function).keep} == {
+        "a",
+        "b",
+    }
+    assert [kept.id for kept in choose(Demand(running=1), (drained, replica("b")), function).keep] == ["b"]
 
 
 def test_a_new_version_of_an_awake_function_is_started_even_without_work() -> None:
     decision = choose(Demand(idle_s=1), (replica("a", version="v0"),))
     assert [kept.id for kept in decision.keep] == ["a"] and len(decision.add) == 1
-    assert choose(Demand(idle_s=1000), (replica("a", version="v0"),)) == Decision((), (), {})
+    asleep = choose(Demand(idle_s=1000), (replica("a", version="v0"),))
+    assert (asleep.keep, asleep.add) == ((), ())
 
 
 def test_an_old_version_serves_on_while_the_new_one_fails_to_start() -> None:

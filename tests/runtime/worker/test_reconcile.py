@@ -20,3 +20,11 @@ def test_a_failed_replica_that_is_no_longer_wanted_is_removed() -> None:
 def test_a_wanted_replica_that_failed_is_not_started_twice() -> None:
     change = compare({"a": RECORD}, {"a": "failed"})
     assert change.start == {} and change.stop == []
+
+
+def test_a_draining_replica_is_drained_once_and_never_started() -> None:
+    draining = {**RECORD, "draining": True}
+    assert compare({"a": draining}, {"a": "ready"}).drain == ["a"]
+    for present in ({}, {"a": "draining"}, {"a": "gone"}):
+        change = compare({"a": draining}, present)
+        assert (change.start, change.stop, change.drain) == ({}, [], [])

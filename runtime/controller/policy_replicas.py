@@ -1,0 +1,203 @@
+"""How many replicas one function should have, and which of those it has should go: pure functions.
+
+Out: on work that waits, on arrivals that the present replicas can't start within the SLO, on a rising trend. In: a
+replica that the highest need of the last while didn't take is drained; the last ones go when the function is idle.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from statistics import median
+
+from stoker.runtime.controller.policy_forecast import (
+    current_rate,
+    forecast_rate,
+    service_time,
+    staffing,
+    worth_keeping,
+    worth_waking,
+)
+from stoker.runtime.controller.policy_memory import DEFAULT_LOAD_S, typical
+from stoker.runtime.controller.policy_state import Demand, Failures, Outlook, Placed, Rules, Timing
+from stoker.runtime.spec import FunctionSpec
+
+IN_MARGIN = 1.1
+CALM_STARTS, CALM_S = 2.0, 60.0
+LEAST_IDLE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """One function as `plan` sees it, `dt` after the last time. `boot_s`: what a host takes that would have to be
+    started first (0: there is room on one that runs), `reboot_s` the same had the present ones been given back;
+    `price_per_h` is that of one more replica."""
+
+    now: float
+    spec: FunctionSpec
+    demand: Demand
+    outlook: Outlook
+    rules: Rules
+    timing: Timing
+    dt: float = 0.0
+    boot_s: float = 0.0
+    reboot_s: float = 0.0
+    price_per_h: float = 0.0
+
+    @property
+    def load_s(self) -> float:
+        return self.timing.load_s or typical(self.outlook.loads, DEFAULT_LOAD_S)
+
+    @property
+    def start_s(self) -> float:
+        return self.boot_s + self.load_s
+
+    @property
+    def again_s(self) -> float:
+        """What it takes to have a replica again that is given up now."""
+        return self.reboot_s + self.load_s
+
+    @property
+    def service_s(self) -> float:
+        return self.timing.service_s or service_time(self.outlook)
+
+    @property
+    def patience_s(self) -> float:
+        goal = self.spec.slo.ttft_ms
+        return goal / 1000 if goal is not None else self.rules.ttft_s
+
+    @property
+    def room(self) -> int:
+        return self.spec.scaling.target_queue or capacity(self.spec)
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Replicas to have, and the function's memory after deciding so."""
+
+    wanted: int
+    outlook: Outlook
+
+
+def capacity(spec: FunctionSpec) -> int:
+    """Jobs that one replica runs at once."""
+    if spec.kind != "python":
+        return spec.model.max_seqs
+    return spec.concurrency * (spec.batch.max_size if spec.batch else 1)
+
+
+def bounded(spec: FunctionSpec, count: int) -> int:
+    return min(spec.scaling.max_replicas, max(spec.scaling.min_replicas, count))
+
+
+def wanted_replicas(at: Situation, current: int, starting: int) -> Count:
+    """The number of replicas. Never below min or above max, and at least one while there is work; `current` ones
+    (`starting` of them not ready yet) are only given up as the module says."""
+    work = at.demand.work > 0
+    now, ahead = needs(at, current) if work else idle_needs(at, current)
+    spare = at.spec.scaling.buffer_replicas if work else 0
+    now, ahead = now + spare, max(now, ahead) + spare
+    highs = fall(at, ahead, current)
+    wanted = max(ahead, min(current, highs[0][1]) if now else 0)
+    if starting or (work and (at.demand.queued or not at.service_s)):
+        wanted = max(wanted, current)
+    outlook = replace(at.outlook, highs=highs, crest=max(at.outlook.crest, now) if work else at.outlook.crest)
+    wanted, floor = bounded(at.spec, wanted), bounded(at.spec, now)
+    return Count(wanted, pay(at, outlook, min(wanted, ahead) - floor))
+
+
+def needs(at: Situation, current: int) -> tuple[int, int]:
+    """While there is work: the replicas that it takes now, and that it will take when one more could be ready."""
+    jobs = at.demand.queued + at.demand.running
+    if not at.service_s or at.spec.scaling.target_queue:
+        return max(1, math.ceil(jobs / at.room)), 0
+    rate = current_rate(at.outlook, at.demand.arrived_per_s)
+    now = max(1, staff(at, rate), overdue(at, rate, current))
+    if at.outlook.credit_usd <= 0 and at.price_per_h:
+        return now, 0
+    return now, staff(at, forecast_rate(at.outlook, at.demand.arrived_per_s, at.start_s))
+
+
+def staff(at: Situation, rate: float) -> int:
+    return staffing(rate * at.service_s, at.room, at.patience_s / at.service_s, 1 - at.rules.attainment)
+
+
+def overdue(at: Situation, rate: float, current: int) -> int:
+    """Replicas for the jobs that would still wait when one more could be ready: enough to be done with them in as
+    long again. What the present ones get done by themselves in that time takes no other."""
+    served = current * at.room
+    waiting = at.demand.queued + at.demand.running - served
+    left = waiting + (rate - served / at.service_s) * at.start_s if current else waiting + rate * at.start_s
+    if left <= 0 or waiting <= 0:
+        return 0
+    goal = max(at.start_s, at.service_s, at.patience_s)
+    return current + math.ceil(left * at.service_s / (at.room * goal))
+
+
+def idle_needs(at: Situation, current: int) -> tuple[int, int]:
+    """Without work: as long as waiting is worth it, one replica (all, where their use isn't known yet); and those that
+    a forecast wants beyond the idle timeout."""
+    age, gaps, worth = at.demand.idle_s, at.outlook.gaps, at.rules.cold_weight * at.again_s
+    affordable = at.price_per_h > 0 and at.outlook.credit_usd > 0
+    if current == 0:
+        wake = affordable and not math.isinf(age) and worth_waking(gaps, age, at.start_s, worth)
+        return 0, round(median(at.outlook.crests or (1,))) if wake else 0
+    keep = worth_keeping(gaps, age, worth) if at.price_per_h else None
+    if age >= at.spec.scaling.idle_timeout_s:
+        return 0, current if keep and affordable else 0
+    if keep is False and age >= LEAST_IDLE_S:
+        return 0, 0
+    return (1 if at.service_s else current), 0
+
+
+def fall(at: Situation, need: int, current: int) -> tuple[tuple[float, int], ...]:
+    """The falling maxima of the needs of the last while, the highest first: what decides that a replica may go. A
+    little more than the need is held, so that noise about a threshold changes nothing."""
+    if at.service_s and at.demand.work:
+        rate = IN_MARGIN * current_rate(at.outlook, at.demand.arrived_per_s)
+        need = max(need, min(current, staff(at, rate)))
+    horizon = at.now - max(CALM_S, CALM_STARTS * at.again_s)
+    before = at.outlook.highs or ((at.now, current),)
+    return (*((when, count) for when, count in before if when >= horizon and count > need), (at.now, need))
+
+
+def pay(at: Situation, outlook: Outlook, ahead: int) -> Outlook:
+    """The budget less what the replicas of a forecast cost since the last decision."""
+    if ahead <= 0 or not at.price_per_h:
+        return outlook
+    return replace(outlook, credit_usd=outlook.credit_usd - ahead * at.price_per_h * at.dt / 3600)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What becomes of a function's replicas; `missing` more are wanted."""
+
+    keep: tuple[Placed, ...]
+    drain: tuple[str, ...]
+    missing: int
+    count: Count
+
+
+def plan(at: Situation, placed: tuple[Placed, ...], prices: Mapping[str, float], failed: Failures) -> Plan:
+    """`placed`: the function's replicas; `prices`: of a replica on each host that may go on serving."""
+    live = [r for r in placed if r.state not in ("failed", "gone")]
+    serving = [r for r in live if not r.draining and r.state != "draining" and r.host in prices]
+    current = [r for r in serving if r.version == at.spec.version]
+    # An older version helps out; one of a function that was deleted in between, and made anew, must not.
+    outdated = [r for r in serving if r.version != at.spec.version and r.born == at.spec.born]
+    count = wanted_replicas(at, max(len(current), len(outdated)), sum(replica.starting for replica in current))
+    stay = sorted(current, key=lambda r: (r.state != "ready", prices[r.host], -r.inflight))[: count.wanted]
+    missing = max(0, count.wanted - len(stay))
+    if missing and failed.version == at.spec.version and at.now < failed.retry_at:
+        missing = 0
+    if count.wanted and not any(r.state == "ready" for r in stay):
+        stay += outdated
+    ending = [r for r in live if r not in stay and unfinished(r, at)]
+    return Plan((*stay, *ending), tuple(r.id for r in ending), missing, count)
+
+
+def unfinished(replica: Placed, at: Situation) -> bool:
+    """Whether a replica that is to go may be at work: then it takes no more and is waited for. A ready one may have
+    claimed a job since its last report, unless the function has none at all."""
+    if replica.version != at.spec.version and replica.born != at.spec.born:
+        return False
+    return replica.inflight > 0 or (replica.state == "ready" and (at.demand.work > 0 or replica.draining))

@@ -1,0 +1,199 @@
+"""What a scaling decision depends on and what it says: plain records, no behaviour. All times are seconds on the clock
+that the caller passes as `View.now`."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from stoker.runtime.spec import FunctionSpec
+
+MachineState = Literal["pending", "ready", "interrupted", "retiring", "failed"]
+STARTING = ("unseen", "starting", "loading")
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """One function's queue as the server reports it; `idle_s` is the time since anything happened in it, the rates
+    are its moving averages over `RATE_WINDOW_S`."""
+
+    queued: int = 0
+    running: int = 0
+    delayed: int = 0
+    idle_s: float = math.inf
+    oldest_s: float = 0.0
+    arrived_per_s: float = 0.0
+    drained_per_s: float = 0.0
+
+    @property
+    def work(self) -> int:
+        return self.queued + self.running + self.delayed
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Times of one function that are known from elsewhere; 0: the policy uses what it has seen itself."""
+
+    load_s: float = 0.0
+    service_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A replica as its host reports it ("unseen" until the host does). `draining`: it was told to take no new work."""
+
+    id: str
+    function: str
+    version: str
+    host: str
+    device: str
+    state: str
+    error: Mapping[str, Any] | None = None
+    born: str = ""
+    inflight: int = 0
+    draining: bool = False
+
+    @property
+    def starting(self) -> bool:
+        return self.state in STARTING
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Hosts of one kind that can be asked for. `asked` counts the good ones asked for so far (listed or still to come);
+    `retry_at` and `error` tell of the last refusal. A host offers `slots` replicas on each of its `devices`."""
+
+    name: str
+    price_per_h: float = 0.0
+    spot: bool = False
+    devices: tuple[str, ...] = ("cuda:0",)
+    gpu: str = ""
+    slots: int = 1
+    min_hosts: int = 0
+    max_hosts: int = 1
+    boot_s: float = 120.0
+    asked: int = 0
+    retry_at: float = 0.0
+    error: str = ""
+
+    @property
+    def room(self) -> int:
+        """Replicas that one host takes."""
+        return len(self.devices) * self.slots
+
+    @property
+    def replica_price_per_h(self) -> float:
+        return self.price_per_h / self.room
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A host as its provider lists it, in `state` since `since`. Hosts that no provider lists are never touched."""
+
+    id: str
+    pool: str
+    state: MachineState
+    since: float = 0.0
+
+    @property
+    def good(self) -> bool:
+        return self.state in ("pending", "ready")
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Consecutive failed starts of a function's version, the last one's error, and when it may be tried again
+    (controller's clock, s)."""
+
+    version: str = ""
+    count: int = 0
+    retry_at: float = 0.0
+    error: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is remembered of one function between decisions. Rates are per second, over about a minute (`steady`) and
+    five (`slow`); `busy` and `drained` give the service time; `gaps` are the last idle times before new work, `crests`
+    the replicas that the work after them took; `highs` the falling maxima of the recent needs."""
+
+    at: float = -math.inf
+    steady: float = 0.0
+    slow: float = 0.0
+    busy: float = 0.0
+    drained: float = 0.0
+    idle_from: float | None = None
+    gaps: tuple[float, ...] = ()
+    crests: tuple[int, ...] = ()
+    crest: int = 0
+    highs: tuple[tuple[float, int], ...] = ()
+    loads: tuple[float, ...] = ()
+    credit_usd: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Carried from one decision to the next; an empty one only means that everything is learned anew. `loading` and
+    `empty` map a replica that starts and a host without replicas to since when; `boots` are start times by pool."""
+
+    outlooks: Mapping[str, Outlook] = field(default_factory=dict)
+    loading: Mapping[str, float] = field(default_factory=dict)
+    empty: Mapping[str, float] = field(default_factory=dict)
+    pending: Mapping[str, float] = field(default_factory=dict)
+    boots: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """`attainment`: the share of requests that should start within the function's SLO (`ttft_s` where it has none).
+    `cold_weight`: one second of cold start is worth that many seconds of an idle replica. `prewarm_usd_per_h` bounds,
+    for each function, what replicas may cost that only a forecast asked for."""
+
+    attainment: float = 0.99
+    ttft_s: float = 1.0
+    cold_weight: float = 20.0
+    prewarm_usd_per_h: float = 0.5
+    host_idle_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Everything a decision depends on. `hosts` maps live host ids to their devices; `now` is in seconds."""
+
+    now: float
+    specs: Mapping[str, FunctionSpec]
+    demands: Mapping[str, Demand]
+    hosts: Mapping[str, list[str]]
+    placed: tuple[Placed, ...] = ()
+    failures: Mapping[str, Failures] = field(default_factory=dict)
+    timings: Mapping[str, Timing] = field(default_factory=dict)
+    pools: tuple[Pool, ...] = ()
+    machines: tuple[Machine, ...] = ()
+    memory: Memory = field(default_factory=Memory)
+    rules: Rules = field(default_factory=Rules)
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a function's jobs wait: a stable code, a sentence, and about how many seconds more (None: unknown)."""
+
+    code: str
+    message: str
+    eta_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Replicas to keep, replicas to add (function, host, device), and the memory for the next decision. `drain`: ids
+    of kept ones that must take no new work; `hosts`: good hosts wanted of each pool; `retire`: hosts, without a
+    replica, to give back; `actions`: one sentence for each change."""
+
+    keep: tuple[Placed, ...]
+    add: tuple[tuple[str, str, str], ...]
+    failures: Mapping[str, Failures]
+    drain: tuple[str, ...] = ()
+    hosts: Mapping[str, int] = field(default_factory=dict)
+    retire: tuple[str, ...] = ()
+    reasons: Mapping[str, Reason] = field(default_factory=dict)
+    actions: tuple[str, ...] = ()
+    memory: Memory = field(default_factory=Memory)
