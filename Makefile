@@ -3,7 +3,7 @@ BIN := .venv/bin
 PORT ?= 8000
 PYTEST_WORKERS ?= 2
 
-.PHONY: demo up test lint bench wheel
+.PHONY: demo up test lint bench wheel wheelhouse
 
 demo: .venv/.installed
 	$(BIN)/python -m examples.demo
@@ -23,8 +23,18 @@ bench: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.first_token
 	$(BIN)/python -m benchmarks.serve
 
+# What hosts install. The same commit gives the same bytes.
 wheel: .venv/.installed
-	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
+	rm -rf dist/release build
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m pip wheel --no-deps --wheel-dir dist/release .
+	$(BIN)/python terraform/release.py dist/release
+
+# The same with all wheels that hosts need besides: they then ask no package index.
+wheelhouse: wheel
+	$(BIN)/python -m pip download --dest dist/release/wheels --only-binary=:all: --python-version 3.12 \
+	    --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+	    --platform manylinux_2_5_x86_64 --platform any -r dist/release/requirements-worker.txt
+	$(BIN)/python terraform/release.py dist/release
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
