@@ -15,10 +15,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 
 from stoker.runtime.commands.jobs import jobs
+from stoker.runtime.commands.tenants import tenants
 from stoker.runtime.commands.terminal import (
     GATEWAY_URL,
     ApiKey,
     AsJson,
+    Auth,
     DataDir,
     Redis,
     Store,
@@ -29,10 +31,12 @@ from stoker.runtime.commands.terminal import (
     show,
 )
 from stoker.runtime.processes import die_with_parent
+from stoker.runtime.secret import MIN_CHARACTERS
 from stoker.runtime.settings import Settings, from_environment
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, help="A self-hosted serverless GPU function runtime.")
 app.add_typer(jobs, name="jobs")
+app.add_typer(tenants, name="tenants")
 
 FAILED, USAGE, UNREACHABLE = 1, 2, 3
 
@@ -56,11 +60,28 @@ def needs_redis(settings: Settings) -> Settings:
     return settings
 
 
+def auth_of(wanted: str, host: str) -> str:
+    """ "keys" or "open": whether callers need an API key. Left out, only a loopback address is open."""
+    if wanted not in ("", "keys", "open"):
+        raise typer.BadParameter(f"--auth (STOKER_AUTH) is 'keys' or 'open', not '{wanted}'")
+    return wanted or ("open" if host == "localhost" or host.startswith("127.") or host == "::1" else "keys")
+
+
+def keys_secret(settings: Settings) -> str:
+    if len(settings.secret) < MIN_CHARACTERS:
+        raise typer.BadParameter(
+            f"API keys need the deployment's secret: set STOKER_SECRET to at least {MIN_CHARACTERS} random characters, "
+            "the same for every gateway; or, on a network that you trust, let everyone in with --auth open"
+        )
+    return settings.secret
+
+
 @app.command()
 def up(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     hosts: Annotated[int, typer.Option(min=1, help="Host agents to run on this machine.")] = 1,
+    auth: Auth = "",
     data: DataDir = None,
     redis: Redis = "",
     store: Store = "",
@@ -68,7 +89,9 @@ def up(
     """Run everything on this machine: queue, gateway, controller and host agent, with no worker awake."""
     from stoker.runtime.supervisor import Supervisor
 
-    asyncio.run(Supervisor(settings_of(data, redis, store), host, port, hosts).run())
+    settings = settings_of(data, redis, store)
+    settings = settings.with_(auth=auth_of(auth or settings.auth, host))
+    asyncio.run(Supervisor(settings, host, port, hosts).run())
 
 
 @app.command()
@@ -93,6 +116,7 @@ def down(data: DataDir = None) -> None:
 def gateway(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    auth: Auth = "",
     redis: Redis = "",
     store: Store = "",
 ) -> None:
@@ -101,7 +125,8 @@ def gateway(
     from stoker.runtime.gateway.settings import GatewaySettings
 
     settings = needs_redis(settings_of(redis=redis, store=store))
-    serve(GatewaySettings(redis_url=settings.redis_url, store_url=settings.store), host, port)
+    secret = keys_secret(settings) if auth_of(auth or settings.auth, host) == "keys" else ""
+    serve(GatewaySettings(redis_url=settings.redis_url, store_url=settings.store, keys_secret=secret), host, port)
 
 
 @app.command()

@@ -106,6 +106,7 @@ class App:
         )
 
     def _add(self, spec: FunctionSpec) -> FunctionSpec:
+        check_name(spec.name)
         require(spec.name not in self.functions, f"app {self.name!r} declares {spec.name!r} twice")
         self.functions[spec.name] = spec
         return spec

@@ -115,7 +115,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class FunctionSpec:
-    """One deployed version of a function. `born` is the same for all versions until the function is deleted.
+    """One deployed version of a function. `name` is its full name; `born` is the same for all versions until the
+    function is deleted.
 
     `weights` is the store URL of a published model (`llm`, `embed`); `code` is the SHA-256 of the bundle and
     `entry` the `module:attribute` in it (`python`).
@@ -139,7 +140,8 @@ class FunctionSpec:
     on_disconnect: Literal["abort", "detach"] = "abort"
 
     def __post_init__(self) -> None:
-        check_name(self.name)
+        check_name(short_name(self.name))
+        require(not owner_of(self.name) or bool(NAME.fullmatch(owner_of(self.name))), f"no owner: {self.name!r}")
         require(self.kind in ("llm", "embed", "python"), f"kind must be llm, embed or python, not {self.kind!r}")
         require(
             self.kind == "python" or bool(self.weights), f"function {self.name!r} needs weights='s3://…' or 'file://…'"
@@ -177,10 +179,25 @@ def readable(records: Mapping[str, dict[str, Any]]) -> dict[str, FunctionSpec]:
 
 
 def check_name(name: str) -> None:
+    """Of what a person calls a function, without its owner."""
     require(
         len(name) <= 63 and bool(NAME.fullmatch(name)),
         f"function name {name!r} must be 1 to 63 of a-z, 0-9, '_' and '-', starting with a letter",
     )
+
+
+def full_name(owner: str, name: str) -> str:
+    """What a function is called inside. The operator's (owner "") are shared with all tenants and keep their names."""
+    return f"{owner}.{name}" if owner else name
+
+
+def owner_of(full: str) -> str:
+    return full.rpartition(".")[0]
+
+
+def short_name(full: str) -> str:
+    """The name by which its owner knows it."""
+    return full.rpartition(".")[2]
 
 
 def require(condition: bool, message: str) -> None:

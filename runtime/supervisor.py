@@ -18,6 +18,7 @@ from stoker.queue.client import ServerUnfit, check_server, connect
 from stoker.queue.cluster import Cluster
 from stoker.queue.embedded import EmbeddedValkey
 from stoker.runtime.processes import start_child, stop_child
+from stoker.runtime.secret import kept_secret
 from stoker.runtime.settings import Settings, to_environment
 
 MODULE = "stoker.runtime.cli"
@@ -101,7 +102,10 @@ class Supervisor:
         self._port = check_port(host, port)
         self.url = f"http://{host}:{self._port}"
         self._server = None if settings.redis_url else EmbeddedValkey(settings.data_dir / "valkey")
-        self._settings = settings.with_(redis_url=settings.redis_url or self._server.url)  # type: ignore[union-attr]
+        self._settings = settings.with_(
+            redis_url=settings.redis_url or self._server.url,  # type: ignore[union-attr]
+            secret=settings.secret or kept_secret(settings.data_dir),
+        )
         self._gateway = Child("gateway", ["gateway", "--host", host, "--port", str(self._port)], self._settings)
         self._controller = Child("controller", ["controller", "--hosts", str(hosts)], self._settings)
         self._hosts: dict[str, Child] = {}
@@ -122,6 +126,8 @@ class Supervisor:
         try:
             if await self._ready(stop) and announce:
                 print(f"stoker is up at {self.url}  (pid {os.getpid()}, data in {self._settings.data_dir})", flush=True)
+                if self._settings.auth == "keys":
+                    print("callers need an API key; yours: stoker tenants root-key, others': stoker tenants create")
             await stop.wait()
         finally:
             await self._shut_down(watchers)

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
+from stoker.runtime.gateway.auth import Caller
 from stoker.runtime.gateway.deploy_routes import (
     FunctionObject,
     function_object,
@@ -15,7 +16,7 @@ from stoker.runtime.gateway.deploy_routes import (
 )
 from stoker.runtime.gateway.endpoint import Incoming, Json
 from stoker.runtime.gateway.errors import ApiError, bad_request
-from stoker.runtime.spec import FunctionSpec
+from stoker.runtime.spec import FunctionSpec, owner_of, short_name
 
 
 class AppRequest(TypedDict):
@@ -32,9 +33,9 @@ class AppObject(TypedDict):
 
 
 async def put_app(incoming: Incoming) -> Response:
-    name, gateway = incoming.path("name"), incoming.gateway
-    specs = specs_of(name, incoming.object().get("functions"))
-    deployed = await gateway.registry.all()
+    name, gateway, owner = incoming.path("name"), incoming.gateway, incoming.caller.owner
+    specs = specs_of(incoming.caller, name, incoming.object().get("functions"))
+    deployed = {full: spec for full, spec in (await gateway.registry.all()).items() if owner_of(full) == owner}
     refuse_foreign(name, specs, deployed)
     prepared = [await prepare(gateway, spec) for spec in specs]
     kept = {spec.name for spec, _ in prepared}
@@ -48,26 +49,28 @@ async def put_app(incoming: Incoming) -> Response:
         await replicas_stopped(gateway, function)
     view = await gateway.view.snapshot()
     functions = [function_object(spec, view) for spec, _ in prepared]
-    return Json({"object": "app", "name": name, "functions": functions, "deleted": deleted})
+    gone = [short_name(function) for function in deleted]
+    return Json({"object": "app", "name": name, "functions": functions, "deleted": gone})
 
 
-def specs_of(app: str, functions: Any) -> list[FunctionSpec]:
+def specs_of(caller: Caller, app: str, functions: Any) -> list[FunctionSpec]:
     if not isinstance(functions, list) or not functions or not all(isinstance(fields, dict) for fields in functions):
         raise bad_request("'functions' must be a list of at least one function's spec.", param="functions")
-    specs = [spec_of(str(fields.get("name", "")), {"spec": {**fields, "app": app}}) for fields in functions]
+    specs = [spec_of(caller, str(fields.get("name", "")), {"spec": {**fields, "app": app}}) for fields in functions]
     if len({spec.name for spec in specs}) < len(specs):
         raise bad_request("Two functions of the app have the same name.", param="functions")
     return specs
 
 
 def refuse_foreign(app: str, specs: list[FunctionSpec], deployed: dict[str, FunctionSpec]) -> None:
-    """Names are shared by all apps, so one app must not replace another's function by accident."""
+    """Names are shared by all apps of a tenant, so one app must not replace another's function by accident."""
     for spec in specs:
         owner = deployed[spec.name].app if spec.name in deployed else app
         if owner != app:
             raise ApiError(
                 409,
-                f"Function '{spec.name}' belongs to app '{owner}': choose another name, or delete it there first.",
+                f"Function '{short_name(spec.name)}' belongs to app '{owner}': choose another name, "
+                "or delete it there first.",
                 type="invalid_request_error",
                 param="functions",
                 code="function_exists",

@@ -16,11 +16,14 @@ from stoker.queue.client import check_server, connect
 from stoker.queue.cluster import Cluster
 from stoker.queue.events import EventBus
 from stoker.queue.retry import insist
+from stoker.runtime.gateway.auth import Doorkeeper
 from stoker.runtime.gateway.cluster_view import ClusterView
 from stoker.runtime.gateway.metrics import Metrics
 from stoker.runtime.gateway.prompts import PromptEncoders
 from stoker.runtime.gateway.registry import Registry
 from stoker.runtime.gateway.settings import GatewaySettings
+from stoker.runtime.tenancy.api_key import Keyring
+from stoker.runtime.tenancy.directory import Directory
 
 START_PATIENCE_S = 30.0
 WHY_TIMEOUT_S = 2.0
@@ -40,6 +43,9 @@ class Gateway:
     view: ClusterView
     prompts: PromptEncoders
     store: ObjectStore
+    tenants: Directory
+    keyring: Keyring | None
+    doorkeeper: Doorkeeper
     _background: set[asyncio.Task[None]] = field(default_factory=set)
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -79,7 +85,8 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
     redis = connect(settings.redis_url)
     broker, cluster = Broker(redis), Cluster(redis)
     bus = EventBus(settings.redis_url, broker, settings.gateway_id)
-    registry = Registry(cluster)
+    registry, tenants = Registry(cluster), Directory(redis)
+    keyring = Keyring(settings.keys_secret) if settings.keys_secret else None
     gateway = Gateway(
         settings=settings,
         metrics=Metrics(),
@@ -91,6 +98,9 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         view=ClusterView(broker, cluster, registry),
         prompts=PromptEncoders(),
         store=open_store(settings.store_url),
+        tenants=tenants,
+        keyring=keyring,
+        doorkeeper=Doorkeeper(tenants, keyring),
     )
     try:
         await insist(lambda: check_server(redis), START_PATIENCE_S)

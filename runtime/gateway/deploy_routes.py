@@ -19,14 +19,15 @@ from typing_extensions import TypedDict
 from stoker.coldstart.failures import ColdStartError, ObjectMissing
 from stoker.coldstart.store import ObjectInfo, ObjectStore
 from stoker.queue.records import Backlog, Limits, pack
+from stoker.runtime.gateway.auth import Caller
 from stoker.runtime.gateway.body import body_parts
 from stoker.runtime.gateway.cluster_view import Snapshot
 from stoker.runtime.gateway.context import Gateway
 from stoker.runtime.gateway.endpoint import Incoming, Json
-from stoker.runtime.gateway.errors import ApiError, bad_request, function_not_found, invalid_fields
+from stoker.runtime.gateway.errors import ApiError, bad_request, invalid_fields
 from stoker.runtime.gateway.prompts import PromptEncoder
 from stoker.runtime.gateway.waiting import replicas_of
-from stoker.runtime.spec import FunctionSpec, InvalidSpec, check_name
+from stoker.runtime.spec import FunctionSpec, InvalidSpec, check_name, full_name, owner_of, short_name
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -45,10 +46,12 @@ class BundleObject(TypedDict):
 
 
 class FunctionObject(TypedDict):
-    """`replicas` counts this function's replicas by state; `spec` is what was deployed."""
+    """`replicas` counts this function's replicas by state; `spec` is what was deployed. `owner` is the tenant that
+    deployed it, "" for the operator's, which all tenants share."""
 
     object: Literal["function"]
     name: str
+    owner: str
     kind: str
     version: str
     queued: int
@@ -117,7 +120,7 @@ def bundle_key(digest: str) -> str:
 
 async def put_function(incoming: Incoming) -> Response:
     gateway = incoming.gateway
-    spec, encoder = await prepare(gateway, spec_of(incoming.path("name"), incoming.object()))
+    spec, encoder = await prepare(gateway, spec_of(incoming.caller, incoming.path("name"), incoming.object()))
     existed = await gateway.cluster.function(spec.name) is not None
     spec = await gateway.registry.with_birth(spec)
     await remember(gateway, spec, encoder)
@@ -140,8 +143,8 @@ async def remember(gateway: Gateway, spec: FunctionSpec, encoder: PromptEncoder 
     await gateway.broker.set_limits(spec.name, Limits(**limits))
 
 
-def spec_of(name: str, body: Mapping[str, Any]) -> FunctionSpec:
-    """Raises ApiError 400 for a spec that can't work, naming the field where that is known."""
+def spec_of(caller: Caller, name: str, body: Mapping[str, Any]) -> FunctionSpec:
+    """Under its full name. Raises ApiError 400 for a spec that can't work, naming the field where that is known."""
     fields = body.get("spec")
     if not isinstance(fields, dict):
         raise bad_request("The body must be an object with the function's 'spec'.", param="spec")
@@ -151,7 +154,7 @@ def spec_of(name: str, body: Mapping[str, Any]) -> FunctionSpec:
         check_name(name)
         spec = SPEC.validate_json(json.dumps({**fields, "name": name, "born": ""}), strict=True)
         FunctionSpec.from_dict({**fields, "name": name})
-        return spec
+        return replace(spec, name=full_name(caller.owner, name))
     except InvalidSpec as error:
         raise bad_request(f"{error}.", param="spec", code="invalid_spec") from None
     except ValidationError as error:
@@ -199,25 +202,23 @@ def version_of(spec: FunctionSpec, revision: str) -> str:
 
 async def list_functions(incoming: Incoming) -> Response:
     view = await incoming.gateway.view.snapshot()
-    functions = await incoming.gateway.registry.all()
+    functions = await incoming.gateway.registry.visible(incoming.caller)
     return Json({"object": "list", "data": [function_object(spec, view) for spec in functions.values()]})
 
 
 async def get_function(incoming: Incoming) -> Response:
-    spec = await incoming.gateway.registry.get(incoming.path("name"))
+    spec = await incoming.gateway.registry.find(incoming.caller, incoming.path("name"))
     return Json(function_object(spec, await incoming.gateway.view.snapshot()))
 
 
 async def delete_function(incoming: Incoming) -> Response:
     """Removes the function; its replicas stop and its waiting jobs are cancelled."""
-    name = incoming.path("name")
     gateway = incoming.gateway
-    if await gateway.cluster.function(name) is None:
-        raise function_not_found(name)
-    await gateway.registry.delete(name)
-    await gateway.broker.purge_function(name)
-    await replicas_stopped(gateway, name)
-    return Json({"object": "function", "name": name, "deleted": True})
+    spec = await gateway.registry.own(incoming.caller, incoming.path("name"))
+    await gateway.registry.delete(spec.name)
+    await gateway.broker.purge_function(spec.name)
+    await replicas_stopped(gateway, spec.name)
+    return Json({"object": "function", "name": short_name(spec.name), "deleted": True})
 
 
 async def replicas_stopped(gateway: Gateway, name: str) -> None:
@@ -236,11 +237,12 @@ def function_object(spec: FunctionSpec, view: Snapshot) -> FunctionObject:
     states = [replica["state"] for replica in replicas_of(view.hosts, spec.name)]
     return {
         "object": "function",
-        "name": spec.name,
+        "name": short_name(spec.name),
+        "owner": owner_of(spec.name),
         "kind": spec.kind,
         "version": spec.version,
         "queued": backlog.queued + backlog.delayed,
         "running": backlog.running,
         "replicas": {state: states.count(state) for state in sorted(set(states))},
-        "spec": spec.to_dict(),
+        "spec": {**spec.to_dict(), "name": short_name(spec.name)},
     }

@@ -9,7 +9,7 @@ from starlette.datastructures import Headers, QueryParams
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from stoker.runtime.gateway.auth import Caller, identify
+from stoker.runtime.gateway.auth import Access, Caller
 from stoker.runtime.gateway.body import ClientGone, parse_json, parse_object, read_body
 from stoker.runtime.gateway.errors import ApiError
 from stoker.runtime.gateway.sse import json_bytes
@@ -67,13 +67,15 @@ Handler = Callable[[Incoming], Awaitable[Response]]
 class Endpoint:
     """One method of one path, and what /openapi.json says about it. `streams_body`: the handler reads the body itself.
 
-    `request` and `answer` are types that pydantic can describe; `others` maps further successes to their types,
-    `problems` failures to their meaning, `reads` request headers and `asks` query parameters to theirs.
+    `access` is the scope that a key needs for it. `request` and `answer` are types that pydantic can describe; `others`
+    maps further successes to their types, `problems` failures to their meaning, `reads` request headers and `asks`
+    query parameters to theirs.
     """
 
     method: str
     path: str
     handler: Handler
+    access: Access
     summary: str
     tag: str
     request: Any = None
@@ -96,15 +98,16 @@ class Resource:
         if get and get.media != EVENT_STREAM:
             self._methods["HEAD"] = get
         self._path = endpoints[0].path
+        self._least: Access = "anyone" if any(each.access == "anyone" for each in endpoints) else "invoke"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[ROUTE] = self._path
-        caller = identify(Headers(scope=scope))
+        gateway, headers = scope["app"].state.gateway, Headers(scope=scope)
         endpoint = self._methods.get(scope["method"])
+        caller = await gateway.doorkeeper.admit(headers, endpoint.access if endpoint else self._least)
         if endpoint is None:
             raise method_not_allowed(scope["method"], self._methods)
-        gateway = scope["app"].state.gateway
-        limits, headers = gateway.settings, Headers(scope=scope)
+        limits = gateway.settings
         if endpoint.streams_body:
             await respond(endpoint, Incoming(gateway, caller, scope, headers, b"", receive), send)
             return

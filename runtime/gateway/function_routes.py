@@ -23,7 +23,7 @@ Generation = ChatRequest | CompletionRequest
 
 
 async def invoke(incoming: Incoming) -> Response:
-    spec = await incoming.gateway.registry.get(incoming.path("name"))
+    spec = await incoming.gateway.registry.find(incoming.caller, incoming.path("name"))
     request = generation_request(incoming, spec)
     wait_s = preferred_wait(incoming)
     streams = EVENT_STREAM in incoming.headers.get("accept", "")
@@ -64,7 +64,7 @@ async def put_job(incoming: Incoming) -> Response:
 
 async def queue_job(incoming: Incoming, key: str) -> Response:
     """Chunks are kept, so that the job can be followed from its start at any time."""
-    spec = await incoming.gateway.registry.get(incoming.path("name"))
+    spec = await incoming.gateway.registry.find(incoming.caller, incoming.path("name"))
     job = await function_job(incoming, spec, generation_request(incoming, spec), key=key, stream=True)
     return await submit(incoming, job)
 

@@ -50,7 +50,7 @@ async def replay_job(incoming: Incoming) -> Response:
 
 async def dead_jobs(incoming: Incoming) -> Response:
     """The caller's jobs of a function whose attempts are used up, the newest first."""
-    spec = await incoming.gateway.registry.get(incoming.path("name"))
+    spec = await incoming.gateway.registry.find(incoming.caller, incoming.path("name"))
     after, limit = page_of(incoming)
     jobs = await incoming.gateway.broker.dead_letters(spec.name, limit + 1, after, tenant=incoming.caller.tenant)
     rows = [job_object(job, "") for job in jobs[:limit]]

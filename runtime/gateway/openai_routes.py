@@ -30,7 +30,7 @@ from stoker.runtime.gateway.schema import (
     chat_request,
     completion_request,
 )
-from stoker.runtime.spec import FunctionSpec
+from stoker.runtime.spec import FunctionSpec, short_name
 
 
 async def chat_completions(incoming: Incoming) -> Response:
@@ -53,7 +53,7 @@ async def generate(incoming: Incoming, request: ChatRequest | CompletionRequest)
 
 
 async def language_model(incoming: Incoming, name: str) -> FunctionSpec:
-    spec = await incoming.gateway.registry.get(name, param="model")
+    spec = await incoming.gateway.registry.find(incoming.caller, name, param="model")
     if spec.kind != "llm":
         raise not_found(f"'{name}' is not a language model.", code="model_not_found", param="model")
     return spec
@@ -136,7 +136,7 @@ async def token_frames(incoming: Incoming, call: Call, request: Sampling) -> Asy
 
 
 async def list_models(incoming: Incoming) -> Response:
-    functions = (await incoming.gateway.registry.all()).values()
+    functions = (await incoming.gateway.registry.visible(incoming.caller)).values()
     return Json({"object": "list", "data": [model_object(spec) for spec in functions if spec.kind == "llm"]})
 
 
@@ -146,4 +146,4 @@ async def get_model(incoming: Incoming) -> Response:
 
 def model_object(spec: FunctionSpec) -> ModelObject:
     """OpenAI's clients need `created`; when a model was deployed isn't kept, so it is 0."""
-    return {"id": spec.name, "object": "model", "created": 0, "owned_by": spec.app or "stoker"}
+    return {"id": short_name(spec.name), "object": "model", "created": 0, "owned_by": spec.app or "stoker"}

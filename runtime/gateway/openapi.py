@@ -20,6 +20,10 @@ COMMON_PROBLEMS: Mapping[int, str] = {
     413: "The body is too large.",
     503: "The queue can't be reached; see Retry-After.",
 }
+KEY_PROBLEMS: Mapping[int, str] = {
+    401: "There is no API key, or not a right one.",
+    403: "The API key lacks the scope that this needs.",
+}
 
 
 def describe(endpoints: Iterable[Endpoint]) -> Json:
@@ -40,7 +44,8 @@ def describe(endpoints: Iterable[Endpoint]) -> Json:
 
 
 def describe_operation(endpoint: Endpoint, error: Json, schemas: dict[str, Json]) -> Json:
-    answers = {str(status): problem(text, error) for status, text in {**COMMON_PROBLEMS, **endpoint.problems}.items()}
+    problems = {**COMMON_PROBLEMS, **({} if endpoint.access == "anyone" else KEY_PROBLEMS), **endpoint.problems}
+    answers = {str(status): problem(text, error) for status, text in problems.items()}
     for status, kind in {endpoint.status: endpoint.answer, **endpoint.others}.items():
         answers[str(status)] = success(kind, endpoint.media, schemas)
     operation: Json = {
@@ -50,6 +55,8 @@ def describe_operation(endpoint: Endpoint, error: Json, schemas: dict[str, Json]
         "parameters": parameters(endpoint),
         "responses": answers,
     }
+    if endpoint.access == "anyone":
+        operation["security"] = []
     if endpoint.streams_body:
         operation["requestBody"] = {"required": True, "content": {"application/octet-stream": {}}}
     elif endpoint.request is not None:

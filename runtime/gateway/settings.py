@@ -15,11 +15,13 @@ class GatewaySettings:
     """`gateway_id` names the event channel: two living gateways must never share one.
 
     Sizes are bytes, times are seconds. `keepalive_s` is how long a stream may stay silent before a comment is sent, and
-    so also how long a failure can still be answered with an HTTP status instead of an event in the stream.
+    so also how long a failure can still be answered with an HTTP status instead of an event in the stream. With a
+    `keys_secret`, the deployment's, callers need a key; without, everyone who reaches the gateway is the operator.
     """
 
     redis_url: str
     store_url: str
+    keys_secret: str = field(default="", repr=False)
     gateway_id: str = field(default_factory=new_gateway_id)
     max_body_bytes: int = 10 * MIB
     max_bundle_bytes: int = 50 * MIB

@@ -1,7 +1,17 @@
 import pytest
 
 from stoker.runtime.sdk import App
-from stoker.runtime.spec import Batch, FunctionSpec, InvalidSpec, Limits, Scaling, readable
+from stoker.runtime.spec import (
+    Batch,
+    FunctionSpec,
+    InvalidSpec,
+    Limits,
+    Scaling,
+    full_name,
+    owner_of,
+    readable,
+    short_name,
+)
 
 
 def test_a_spec_survives_the_wire() -> None:
@@ -9,10 +19,17 @@ def test_a_spec_survives_the_wire() -> None:
     assert FunctionSpec.from_dict(spec.to_dict()) == spec
 
 
-@pytest.mark.parametrize("name", ["", "Upper", "-x", "x-", "a b", "a" * 64, "a.b", "1a", "a--b"])
+@pytest.mark.parametrize("name", ["", "Upper", "-x", "x-", "a b", "a" * 64, "A.b", "a.b.c", "1a", "a--b"])
 def test_names_that_would_not_make_a_key_or_a_path_are_refused(name: str) -> None:
-    with pytest.raises(InvalidSpec, match="function name"):
+    with pytest.raises(InvalidSpec, match="function name|owner"):
         FunctionSpec(name=name, kind="python")
+
+
+def test_an_app_names_its_functions_without_an_owner() -> None:
+    with pytest.raises(InvalidSpec, match="function name"):
+        App("shop").llm("acme.chat", weights="file:///x")
+    assert (owner_of("acme.chat"), short_name("acme.chat"), full_name("acme", "chat")) == ("acme", "chat", "acme.chat")
+    assert (owner_of("chat"), short_name("chat"), full_name("", "chat")) == ("", "chat", "chat")
 
 
 @pytest.mark.parametrize("data", [{"nonsense": 1}, {"scaling": {"nonsense": 1}}, {"batch": {"max_size": 0}}])

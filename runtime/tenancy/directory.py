@@ -1,0 +1,72 @@
+"""The tenants and keys that Redis holds. Keys are kept by id, so that finding one says nothing about its secret."""
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from redis.asyncio import Redis
+
+from stoker.queue.records import pack, unpack
+from stoker.runtime.tenancy.api_key import KeyRecord
+from stoker.runtime.tenancy.tenant import Tenant
+
+TENANTS = "stoker:{tenants}:records"
+KEYS = "stoker:{tenants}:keys"
+PERMANENT = frozenset({TENANTS, KEYS})
+
+REMOVE = """
+for i = 2, #ARGV do redis.call('HDEL', KEYS[2], ARGV[i]) end
+return redis.call('HDEL', KEYS[1], ARGV[1])
+"""
+
+
+class Directory:
+    """Everything here is one round trip and safe to repeat."""
+
+    def __init__(self, client: Redis) -> None:
+        self._redis: Any = client
+
+    async def create(self, tenant: Tenant) -> bool:
+        """False when the name is taken."""
+        return bool(await self._redis.hsetnx(TENANTS, tenant.name, pack(tenant.to_dict())))
+
+    async def put(self, tenant: Tenant) -> None:
+        await self._redis.hset(TENANTS, tenant.name, pack(tenant.to_dict()))
+
+    async def get(self, name: str) -> Tenant | None:
+        data = await self._redis.hget(TENANTS, name)
+        return Tenant.from_dict(unpack(data)) if data else None
+
+    async def all(self) -> list[Tenant]:
+        rows = await self._redis.hgetall(TENANTS)
+        return sorted((Tenant.from_dict(unpack(data)) for data in rows.values()), key=lambda tenant: tenant.name)
+
+    async def remove(self, name: str) -> bool:
+        """The tenant and all of its keys, in one step."""
+        ids = [record.id for record in await self.keys_of(name)]
+        return bool(await self._redis.eval(REMOVE, 2, TENANTS, KEYS, name, *ids))
+
+    async def key(self, key_id: str) -> KeyRecord | None:
+        data = await self._redis.hget(KEYS, key_id)
+        return KeyRecord.from_dict(unpack(data)) if data else None
+
+    async def keys_of(self, tenant: str) -> list[KeyRecord]:
+        """Living ones, the oldest first; what has expired is forgotten here."""
+        records = [KeyRecord.from_dict(unpack(data)) for data in (await self._redis.hgetall(KEYS)).values()]
+        now = time.time()
+        if dead := [record.id for record in records if not record.alive(now)]:
+            await self._redis.hdel(KEYS, *dead)
+        own = (record for record in records if record.tenant == tenant and record.alive(now))
+        return sorted(own, key=lambda record: record.created_at)
+
+    async def put_key(self, record: KeyRecord) -> None:
+        await self._redis.hset(KEYS, record.id, pack(record.to_dict()))
+
+    async def rotate(self, old: KeyRecord, new: KeyRecord, overlap_s: float) -> None:
+        """Both keys work for `overlap_s` more seconds, then only the new one."""
+        ending = replace(old, expires_at=time.time() + overlap_s)
+        rows = {new.id: pack(new.to_dict()), old.id: pack(ending.to_dict())}
+        await self._redis.hset(KEYS, mapping=rows)
+
+    async def revoke(self, key_id: str) -> bool:
+        return bool(await self._redis.hdel(KEYS, key_id))

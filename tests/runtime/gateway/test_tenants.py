@@ -1,0 +1,276 @@
+"""Keys, scopes and ownership, through a gateway that asks for keys."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from stoker.coldstart.store import ObjectStore
+from stoker.queue.broker import Broker
+from stoker.runtime.gateway.routes import ENDPOINTS
+from stoker.runtime.gateway.settings import GatewaySettings
+from stoker.runtime.spec import short_name
+from stoker.runtime.tenancy.api_key import Keyring
+
+from .conftest import RunningGateway, running
+from .peers import double, worker
+
+SECRET = "the secret of this deployment"
+CODE = "ab" * 32
+PUBLIC = {("GET", "/healthz"), ("GET", "/readyz"), ("GET", "/openapi.json")}
+
+Login = Callable[[str], httpx.AsyncClient]
+
+
+@pytest.fixture(scope="module")
+def keyed(settings: GatewaySettings, store: ObjectStore) -> Iterator[RunningGateway]:
+    with running(replace(settings, keys_secret=SECRET, gateway_id="gateway-keyed")) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def login(keyed: RunningGateway) -> AsyncIterator[Login]:
+    async with contextlib.AsyncExitStack() as stack:
+        clients: list[httpx.AsyncClient] = []
+
+        def client(key: str) -> httpx.AsyncClient:
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            clients.append(httpx.AsyncClient(base_url=keyed.url, headers=headers, timeout=20, verify=False))
+            stack.push_async_callback(clients[-1].aclose)
+            return clients[-1]
+
+        yield client
+
+
+@pytest.fixture
+async def root(login: Login) -> AsyncIterator[httpx.AsyncClient]:
+    """The operator; the tenants it made are gone afterwards."""
+    client = login(Keyring(SECRET).root_text())
+    yield client
+    for tenant in (await client.get("/v1/tenants")).json()["data"]:
+        await client.delete(f"/v1/tenants/{tenant['name']}")
+
+
+async def make_key(root: httpx.AsyncClient, tenant: str, *scopes: str, **fields: Any) -> dict[str, Any]:
+    await root.put(f"/v1/tenants/{tenant}", json={})
+    response = await root.post(f"/v1/tenants/{tenant}/keys", json={"scopes": list(scopes), **fields})
+    assert response.status_code == 201
+    return response.json()
+
+
+async def until_refused(client: httpx.AsyncClient, within_s: float = 1.5) -> float:
+    began = time.monotonic()
+    while (await client.get("/v1/functions")).status_code != 401:
+        assert time.monotonic() - began < within_s, "the key still works"
+        await asyncio.sleep(0.02)
+    return time.monotonic() - began
+
+
+def filled(path: str) -> str:
+    for name in ("name", "id", "model", "key", "sha256"):
+        path = path.replace("{" + name + "}", "x")
+    return path
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: f"{endpoint.method} {endpoint.path}")
+async def test_every_route_denies_by_default(endpoint: Any, login: Login, root: httpx.AsyncClient) -> None:
+    public = (endpoint.method, endpoint.path) in PUBLIC
+    assert (endpoint.access == "anyone") == public
+    for key in ("", "sk-other", "sk-stoker-root-" + "A" * 43, "sk-stoker-abcdefghijkl-" + "A" * 43):
+        response = await login(key).request(endpoint.method, filled(endpoint.path))
+        if public:
+            assert response.status_code == 200
+            continue
+        assert response.status_code == 401 and response.headers["www-authenticate"] == "Bearer"
+        assert (response.json()["error"]["type"], response.json()["error"]["code"]) == (
+            "authentication_error",
+            "invalid_api_key",
+        )
+
+
+@pytest.mark.parametrize("method", ["PATCH", "TRACE", "PROPFIND"])
+async def test_methods_that_do_not_exist_deny_too(method: str, login: Login) -> None:
+    assert (await login("").request(method, "/v1/functions")).status_code == 401
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: f"{endpoint.method} {endpoint.path}")
+async def test_a_key_does_only_what_its_scopes_say(endpoint: Any, login: Login, root: httpx.AsyncClient) -> None:
+    others = [scope for scope in ("invoke", "deploy", "admin") if scope != endpoint.access]
+    client = login((await make_key(root, "acme", *others))["key"])
+    response = await client.request(endpoint.method, filled(endpoint.path))
+    if endpoint.access == "anyone":
+        assert response.status_code == 200
+    else:
+        assert response.status_code == 403
+        assert response.json()["error"]["code"] == "insufficient_scope"
+        assert endpoint.access in response.json()["error"]["message"]
+
+
+async def test_a_key_is_shown_once_and_kept_nowhere(login: Login, root: httpx.AsyncClient, redis: Redis) -> None:
+    made = await make_key(root, "acme", "invoke")
+    assert (await login(made["key"]).get("/v1/functions")).status_code == 200
+    listed = (await root.get("/v1/tenants/acme/keys")).json()["data"]
+    assert [key["id"] for key in listed] == [made["id"]] and "key" not in listed[0]
+    secret = made["key"].rpartition("-")[2] if made["key"].count("-") == 3 else made["key"][-43:]
+    async for name in redis.scan_iter():
+        kind = await redis.type(name)
+        value = await redis.hgetall(name) if kind == b"hash" else await redis.get(name) if kind == b"string" else b""  # type: ignore[misc]
+        assert secret not in str(value) and made["key"] not in str(value), name
+
+
+async def test_revoked_expired_and_deleted_keys_are_dead_within_a_second(login: Login, root: httpx.AsyncClient) -> None:
+    made = [await make_key(root, "acme", "invoke") for _ in range(2)]
+    made.append(await make_key(root, "acme", "invoke", expires_in_s=0.6))
+    revoked, deleted, expired = (login(key["key"]) for key in made)
+    for client in (revoked, deleted, expired):
+        assert (await client.get("/v1/functions")).status_code == 200
+    assert (await root.delete(f"/v1/tenants/acme/keys/{made[0]['id']}")).json()["deleted"] is True
+    assert await until_refused(revoked) <= 1.0
+    assert await until_refused(expired) <= 1.2
+    await root.delete("/v1/tenants/acme")
+    assert await until_refused(deleted) <= 1.0
+
+
+async def test_a_rotated_key_works_through_the_overlap(login: Login, root: httpx.AsyncClient) -> None:
+    old = await make_key(root, "acme", "invoke", "deploy")
+    rotated = await root.post(f"/v1/tenants/acme/keys/{old['id']}/rotate", json={"overlap_s": 0.6})
+    new = rotated.json()
+    assert rotated.status_code == 201 and new["scopes"] == ["invoke", "deploy"] and new["key"] != old["key"]
+    both = [login(old["key"]), login(new["key"])]
+    assert [(await client.get("/v1/functions")).status_code for client in both] == [200, 200]
+    await until_refused(both[0])
+    assert (await both[1].get("/v1/functions")).status_code == 200
+
+
+def function(entry: str = "m:f") -> dict[str, Any]:
+    return {"spec": {"kind": "python", "code": CODE, "entry": entry}}
+
+
+@pytest.fixture
+def code(store: ObjectStore) -> None:
+    store.write(f"bundles/{CODE}.zip", b"")
+
+
+async def test_tenants_have_functions_of_their_own_beside_the_shared_ones(
+    login: Login, root: httpx.AsyncClient, broker: Broker, code: None
+) -> None:
+    ann, bob = [login((await make_key(root, name, "invoke", "deploy"))["key"]) for name in ("ann", "bob")]
+    assert (await root.put("/v1/functions/shared", json=function())).status_code == 201
+    for client, entry in ((ann, "m:ann"), (bob, "m:bob")):
+        made = await client.put("/v1/functions/mine", json=function(entry))
+        assert (made.status_code, made.json()["name"]) == (201, "mine")
+    assert [await entries(client) for client in (ann, bob, root)] == [
+        {"mine": "m:ann", "shared": "m:f"},
+        {"mine": "m:bob", "shared": "m:f"},
+        {"shared": "m:f"},
+    ]
+    for client in (ann, bob):
+        assert (await client.delete("/v1/functions/shared")).status_code == 404
+        assert (await client.get("/v1/functions/bob.mine")).status_code == 404
+    async with worker(broker, "ann.mine", double):
+        assert (await ann.post("/v1/functions/mine", json=4)).json() == 8
+    assert (await ann.delete("/v1/functions/mine")).json()["name"] == "mine"
+    assert (await ann.get("/v1/functions/mine")).status_code == 404
+    assert (await bob.get("/v1/functions/mine")).status_code == 200
+    assert (
+        await bob.put("/v1/apps/shop", json={"functions": [{**function()["spec"], "name": "mine2"}]})
+    ).status_code == 200
+    assert (await ann.put("/v1/apps/shop", json={"functions": [{**function()["spec"], "name": "own"}]})).json()[
+        "deleted"
+    ] == []
+    assert set(await entries(bob)) == {"mine", "mine2", "shared"}
+    for client, names in ((ann, ["own"]), (bob, ["mine", "mine2"]), (root, ["shared"])):
+        for name in names:
+            assert (await client.delete(f"/v1/functions/{name}")).status_code == 200
+
+
+async def entries(client: httpx.AsyncClient) -> dict[str, str]:
+    listed = (await client.get("/v1/functions")).json()["data"]
+    assert all(row["spec"]["name"] == row["name"] == short_name(row["name"]) for row in listed)
+    return {row["name"]: row["spec"]["entry"] for row in listed}
+
+
+async def test_another_tenants_job_is_unknown(
+    login: Login, root: httpx.AsyncClient, broker: Broker, code: None
+) -> None:
+    ann, bob = [login((await make_key(root, name, "invoke", "deploy"))["key"]) for name in ("ann", "bob")]
+    await root.put("/v1/functions/shared", json=function())
+    await ann.put("/v1/functions/mine", json=function())
+    for name in ("shared", "mine"):
+        job = (await ann.post(f"/v1/functions/{name}/jobs", json=1)).json()["id"]
+        for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/events"), ("POST", "/replay")):
+            response = await bob.request(method, f"/v1/jobs/{job}{path}")
+            unknown = await bob.request(method, f"/v1/jobs/{job[:-1]}0{path}")
+            assert response.status_code == unknown.status_code == 404
+            assert response.json()["error"]["code"] == unknown.json()["error"]["code"] == "job_not_found"
+        assert (await ann.get(f"/v1/jobs/{job}")).json()["state"] == "queued"
+        assert (await ann.delete(f"/v1/jobs/{job}")).json()["state"] == "cancelled"
+    for method, path in (
+        ("POST", ""),
+        ("POST", "/jobs"),
+        ("PUT", "/jobs/x"),
+        ("GET", "/dead"),
+        ("GET", ""),
+        ("DELETE", ""),
+    ):
+        assert (await bob.request(method, f"/v1/functions/mine{path}", json=1)).status_code == 404
+    await ann.delete("/v1/functions/mine")
+    await root.delete("/v1/functions/shared")
+
+
+async def test_tenants_are_created_changed_and_listed(root: httpx.AsyncClient) -> None:
+    body = {"weight": 2, "limits": {"requests_per_minute": 5, "budget_usd": 1.5}}
+    made = await root.put("/v1/tenants/acme", json=body)
+    assert made.status_code == 201
+    assert made.json()["limits"] == {
+        "requests_per_minute": 5,
+        "tokens_per_minute": 0,
+        "concurrency": 0,
+        "budget_usd": 1.5,
+    }
+    changed = await root.patch("/v1/tenants/acme", json={"limits": {"concurrency": 3}})
+    assert changed.json()["limits"]["budget_usd"] == 1.5 and changed.json()["limits"]["concurrency"] == 3
+    assert changed.json()["weight"] == 2 and changed.json()["created_at"] == made.json()["created_at"]
+    assert [tenant["name"] for tenant in (await root.get("/v1/tenants")).json()["data"]] == ["acme"]
+    assert (await root.get("/v1/tenants/acme")).json() == changed.json()
+    assert (await root.get("/v1/tenants/nobody")).json()["error"]["code"] == "tenant_not_found"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/tenants/Acme", {}, "name"),
+        ("/v1/tenants/default", {}, "name"),
+        ("/v1/tenants/acme", {"weight": "heavy"}, "limits"),
+        ("/v1/tenants/acme", {"limits": {"rpm": 1}}, "limits"),
+        ("/v1/tenants/acme", {"limit": {}}, "limit"),
+        ("/v1/tenants/acme", {"limits": 5}, "limits"),
+    ],
+)
+async def test_bad_tenants_are_refused(root: httpx.AsyncClient, path: str, body: Any, param: str) -> None:
+    response = await root.put(path, json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [({"scopes": []}, "scopes"), ({"scopes": ["root"]}, "scopes"), ({"scopes": "invoke"}, "scopes")]
+    + [({"expires_in_s": value}, "expires_in_s") for value in (-1, "1", True, 1e12)],
+)
+async def test_bad_keys_are_refused(root: httpx.AsyncClient, body: Any, param: str) -> None:
+    await root.put("/v1/tenants/acme", json={})
+    response = await root.post("/v1/tenants/acme/keys", json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+async def test_an_open_gateway_makes_no_keys(http: httpx.AsyncClient) -> None:
+    await http.put("/v1/tenants/acme", json={})
+    response = await http.post("/v1/tenants/acme/keys", json={})
+    assert (response.status_code, response.json()["error"]["code"]) == (409, "keys_not_used")
+    await http.delete("/v1/tenants/acme")
