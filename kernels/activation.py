@@ -3,7 +3,7 @@
 import torch
 import triton.language as tl
 
-from stoker.kernels.launch import cdiv, jit
+from stoker.kernels.launch import await_inputs, cdiv, jit, starts_early
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
@@ -11,12 +11,16 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     out = torch.empty((tokens, width), dtype=gate_up.dtype, device=gate_up.device)
     # Few tokens: more programs; many tokens: more bytes in flight per program.
     block = 1024 if tokens <= 64 else 2048
-    _silu_mul[(cdiv(width, block), tokens)](gate_up, out, gate_up.stride(0), width, block, num_warps=4)
+    early = starts_early(gate_up.device)
+    _silu_mul[(cdiv(width, block), tokens)](
+        gate_up, out, gate_up.stride(0), width, block, early, num_warps=4, launch_pdl=early
+    )
     return out
 
 
 @jit
-def _silu_mul(gate_up_ptr, out_ptr, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _silu_mul(gate_up_ptr, out_ptr, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    await_inputs(EARLY)
     row = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH

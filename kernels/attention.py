@@ -11,7 +11,7 @@ import torch
 import triton.language as tl
 
 from stoker.kernels.attention_plan import Plan, plan, processors
-from stoker.kernels.launch import cdiv, jit
+from stoker.kernels.launch import await_inputs, cdiv, jit, starts_early
 from stoker.kernels.tuning import tuned
 
 LOG2_E = 1.4426950408889634
@@ -53,7 +53,10 @@ def attend(
     partial = torch.empty((*q.shape[:2], chosen.segments, q.shape[2]), dtype=torch.float32, device=q.device)
     peak, total = torch.empty((2, *partial.shape[:3]), dtype=torch.float32, device=q.device)
     _launch(chosen, partial, peak, total, *where)
-    _merge[(q.shape[1], q.shape[0])](partial, peak, total, out, chosen.segments, q.shape[2], num_warps=4)
+    early = starts_early(q.device)
+    _merge[(q.shape[1], q.shape[0])](
+        partial, peak, total, out, chosen.segments, q.shape[2], early, num_warps=4, launch_pdl=early
+    )
     return out
 
 
@@ -75,13 +78,14 @@ def _launch(
     sequences = block_table.shape[0]
     group = q_heads // kv_heads
     block_q = chosen.block_m // group
+    early = starts_early(q.device)
     _attend[(kv_heads, cdiv(tokens, block_q) + sequences, chosen.segments)](
         q, kv_layer, block_table, query_start, context_len, out, peak, total,
         tokens, sequences, scale * LOG2_E, q.stride(0), block_table.stride(0),
         kv_layer.stride(0), kv_layer.stride(1), kv_layer.stride(2),
         group, dim, cache_block, chosen.block_m, block_q, chosen.block_n,
-        chosen.segments > 1, chosen.peel, window, "tf32x3" if q.dtype == torch.float32 else "tf32",
-        num_warps=chosen.warps, num_stages=chosen.stages, maxnreg=chosen.registers or None,
+        chosen.segments > 1, chosen.peel, window, "tf32x3" if q.dtype == torch.float32 else "tf32", early,
+        num_warps=chosen.warps, num_stages=chosen.stages, maxnreg=chosen.registers or None, launch_pdl=early,
     )  # fmt: skip
 
 
@@ -95,7 +99,9 @@ def _attend(
     GROUP: tl.constexpr, DIM: tl.constexpr, CACHE_BLOCK: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr,
     SPLIT: tl.constexpr, PEEL: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    await_inputs(EARLY)
     # The last programs have the longest causal rows: start them first.
     index = tl.num_programs(1) - 1 - tl.program_id(1)
     sequence, start, length, context, first = _owned(index, query_start_ptr, context_ptr, tokens, sequences, BLOCK_Q)
@@ -245,8 +251,9 @@ def _tile(
 
 
 @jit
-def _merge(partial_ptr, peak_ptr, total_ptr, out_ptr, SEGMENTS: tl.constexpr, DIM: tl.constexpr):
+def _merge(partial_ptr, peak_ptr, total_ptr, out_ptr, SEGMENTS: tl.constexpr, DIM: tl.constexpr, EARLY: tl.constexpr):
     """One program per token and query head: the segments' partial results, rescaled to their common peak."""
+    await_inputs(EARLY)
     cell = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
     segment = tl.arange(0, SEGMENTS)
     column = tl.arange(0, DIM)

@@ -1,34 +1,53 @@
 """Products of one to four rows with a weight matrix, where plain reading of the weight beats cuBLAS.
 
 A program owns BLOCK_N rows of the weight and streams them once, BLOCK_K columns at a time, against all rows of x; there
-are no partial results to combine, so a result depends on no launch order. Which shapes take this path, and with what
-blocks, stands in the tuned table of the GPU; every other product is cuBLAS.
+are no partial results to combine, so a result depends on no launch order. The first columns are fetched before x is
+there. A gated product owns the same rows of gate and up, and applies SiLU(gate) * up to their results. Which shapes
+take this path, and with what blocks, stands in the tuned table of the GPU; every other product is cuBLAS.
 """
 
 import torch
 import torch.nn.functional as F
 import triton.language as tl
 
-from stoker.kernels.launch import cdiv, jit
+from stoker.kernels.activation import silu_mul
+from stoker.kernels.launch import await_inputs, cdiv, jit, starts_early
 from stoker.kernels.tuning import MAX_GEMV_ROWS, Gemv, gemv_for, tuned
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    rows = x.numel() // x.shape[-1]
-    if rows > MAX_GEMV_ROWS or weight.dtype != torch.bfloat16 or not (x.is_contiguous() and weight.is_contiguous()):
-        return F.linear(x, weight, bias)
-    chosen = gemv_for(rows, weight.shape[0], weight.shape[1], tuned(x.device))
+    chosen = blocks(x, weight)
     return F.linear(x, weight, bias) if chosen is None else gemv(x, weight, bias, chosen)
 
 
-def gemv(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, chosen: Gemv) -> torch.Tensor:
-    """x [..., K] of at most chosen.rows rows times weight [N, K] transposed, plus bias [N] -> [..., N]."""
+def gated_linear(x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
+    chosen = blocks(x, gate_up)
+    return silu_mul(F.linear(x, gate_up)) if chosen is None else gemv(x, gate_up, None, chosen, gated=True)
+
+
+def blocks(x: torch.Tensor, weight: torch.Tensor) -> Gemv | None:
+    """None: cuBLAS is as fast or faster."""
+    rows = x.numel() // x.shape[-1]
+    if rows > MAX_GEMV_ROWS or weight.dtype != torch.bfloat16 or not (x.is_contiguous() and weight.is_contiguous()):
+        return None
+    return gemv_for(rows, weight.shape[0], weight.shape[1], tuned(x.device))
+
+
+def gemv(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, chosen: Gemv, gated: bool = False
+) -> torch.Tensor:
+    """x [..., K] of at most chosen.rows rows times weight [N, K] transposed, plus bias [N] -> [..., N].
+
+    Gated, the upper half of weight are gates: -> [..., N / 2].
+    """
     width, depth = weight.shape
+    width //= 1 + gated
     out = torch.empty((*x.shape[:-1], width), dtype=x.dtype, device=x.device)
+    early = starts_early(x.device)
     _gemv[(cdiv(width, chosen.block_n),)](
         x, weight, weight if bias is None else bias, out, x.numel() // depth, width,
-        depth, chosen.rows, chosen.block_n, chosen.block_k, bias is not None,
-        num_warps=chosen.warps, num_stages=chosen.stages,
+        depth, chosen.rows, chosen.block_n, chosen.block_k, bias is not None, gated, early,
+        num_warps=chosen.warps, num_stages=chosen.stages, launch_pdl=early,
     )  # fmt: skip
     return out
 
@@ -37,24 +56,53 @@ def gemv(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, chose
 def _gemv(
     x_ptr, weight_ptr, bias_ptr, out_ptr, rows, width,
     DEPTH: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr,
+    GATED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     line = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
-    step = tl.arange(0, BLOCK_K)[None, :]
-    weights = weight_ptr + line.to(tl.int64) * DEPTH + step
-    totals = ()
-    for _ in tl.static_range(ROWS):  # pyright: ignore[reportGeneralTypeIssues]
-        totals = totals + (tl.zeros([BLOCK_N, BLOCK_K], tl.float32),)
-    for start in range(0, DEPTH, BLOCK_K):
-        inside = (line < width) & (start + step < DEPTH)
-        weight = tl.load(weights + start, mask=inside, other=0).to(tl.float32)
-        sums = ()
-        for row in tl.static_range(ROWS):  # pyright: ignore[reportGeneralTypeIssues]
-            # Addressed like the weights, so that x arrives in the same threads, without a detour over shared memory.
-            x = tl.load(x_ptr + row * DEPTH + start + step + line * 0, mask=inside & (row < rows), other=0)
-            sums = sums + (totals[row] + weight * x.to(tl.float32),)
-        totals = sums
+    inside = line < width
+    weights = weight_ptr + line.to(tl.int64) * DEPTH
+    sums = _products(x_ptr, weights, inside, rows, width, DEPTH, ROWS, BLOCK_N, BLOCK_K, GATED, EARLY)
     for row in tl.static_range(ROWS):  # pyright: ignore[reportGeneralTypeIssues]
-        out = tl.sum(totals[row], 1, keep_dims=True)
+        out = tl.sum(sums[row], 1, keep_dims=True)
         if BIAS:
-            out += tl.load(bias_ptr + line, mask=line < width, other=0).to(tl.float32)
-        tl.store(out_ptr + row * width + line, out.to(out_ptr.dtype.element_ty), mask=(line < width) & (row < rows))
+            out += tl.load(bias_ptr + line, mask=inside, other=0).to(tl.float32)
+        if GATED:
+            # Rounded as the results of two products would be.
+            gate = out.to(out_ptr.dtype.element_ty).to(tl.float32)
+            up = tl.sum(sums[ROWS + row], 1, keep_dims=True).to(out_ptr.dtype.element_ty).to(tl.float32)
+            out = gate * tl.sigmoid(gate) * up
+        tl.store(out_ptr + row * width + line, out.to(out_ptr.dtype.element_ty), mask=inside & (row < rows))
+
+
+@jit
+def _products(
+    x_ptr, weights, inside, rows, width, DEPTH: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, GATED: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Sums of products [BLOCK_N, BLOCK_K], still to be added along the columns: one per row of x, then those of up."""
+    step = tl.arange(0, BLOCK_K)[None, :]
+    second = width.to(tl.int64) * DEPTH
+    sums = ()
+    for _ in tl.static_range(ROWS * (1 + GATED)):  # pyright: ignore[reportGeneralTypeIssues]
+        sums = sums + (tl.zeros([BLOCK_N, BLOCK_K], tl.float32),)
+    mask = inside & (step < DEPTH)
+    weight = tl.load(weights + step, mask=mask, other=0)
+    other = weight
+    if GATED:
+        other = tl.load(weights + second + step, mask=mask, other=0)
+    await_inputs(EARLY)
+    for start in range(0, DEPTH, BLOCK_K):
+        wide, wide_other = weight.to(tl.float32), other.to(tl.float32)
+        place = start + step
+        ahead = inside & (place + BLOCK_K < DEPTH)
+        weight = tl.load(weights + place + BLOCK_K, mask=ahead, other=0)
+        if GATED:
+            other = tl.load(weights + second + place + BLOCK_K, mask=ahead, other=0)
+        added = ()
+        for row in tl.static_range(ROWS * (1 + GATED)):  # pyright: ignore[reportGeneralTypeIssues]
+            # Addressed like the weights, so that x arrives in the same threads, without a detour over shared memory.
+            x_row = x_ptr + row % ROWS * DEPTH + place + tl.zeros([BLOCK_N, 1], tl.int32)
+            x = tl.load(x_row, mask=inside & (place < DEPTH) & (row % ROWS < rows), other=0).to(tl.float32)
+            added = added + (sums[row] + (wide if row < ROWS else wide_other) * x,)
+        sums = added
+    return sums

@@ -1,10 +1,14 @@
-"""What every Triton module needs around its kernels: the decorator, its count of compiled variants, grid arithmetic."""
+"""What every Triton module needs around its kernels: the decorator, its count of compiled variants, early starts, grid
+arithmetic."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
+import torch
 import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 _KERNELS: list[Any] = []
 
@@ -21,6 +25,21 @@ def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
 def compiled_variants() -> int:
     """Kernel variants made since the process started; a request that raises it has waited for a compiler."""
     return sum(len(cache[0]) for kernel in _KERNELS for cache in kernel.device_caches.values())
+
+
+@cache
+def starts_early(device: torch.device) -> bool:
+    """Whether kernels may be launched before the one ahead of them has ended: programmatic dependent launch, from
+    Hopper on. Such a kernel calls `await_inputs` before it touches anything that another kernel writes."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@jit
+def await_inputs(EARLY: tl.constexpr):
+    """Lets the next kernel start as soon as this one's last programs run, then waits for all kernels ahead to end."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
 
 
 def cdiv(a: int, b: int) -> int:

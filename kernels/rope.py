@@ -4,7 +4,7 @@ write of keys and values into the paged cache."""
 import torch
 import triton.language as tl
 
-from stoker.kernels.launch import cdiv, jit, power_of_two
+from stoker.kernels.launch import await_inputs, cdiv, jit, power_of_two, starts_early
 from stoker.kernels.reference import QKNorms
 
 
@@ -24,11 +24,12 @@ def rope_store(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     block = 1 if tokens <= 256 else 4
     q_norm, k_norm, eps = norms or (cos_sin, cos_sin, 0.0)
+    early = starts_early(q.device)
     _rope_store[(cdiv(tokens, block), kv_heads)](
         q, k, v, cos_sin, positions, kv_layer, slots, out, q_norm, k_norm, eps,
         tokens, q.stride(0), k.stride(0), v.stride(0), kv_layer.stride(0), kv_layer.stride(1), kv_layer.stride(2),
-        group, power_of_two(group), dim, kv_layer.shape[2], block, norms is not None,
-        num_warps=1 if block == 1 else 4,
+        group, power_of_two(group), dim, kv_layer.shape[2], block, norms is not None, early,
+        num_warps=1 if block == 1 else 4, launch_pdl=early,
     )  # fmt: skip
     return out
 
@@ -38,9 +39,10 @@ def _rope_store(
     q_ptr, k_ptr, v_ptr, cos_sin_ptr, positions_ptr, kv_ptr, slots_ptr, out_ptr, q_norm_ptr, k_norm_ptr, eps,
     tokens, q_stride, k_stride, v_stride, block_stride, value_stride, entry_stride,
     GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr, DIM: tl.constexpr, CACHE_BLOCK: tl.constexpr,
-    TOKENS: tl.constexpr, NORM: tl.constexpr,
+    TOKENS: tl.constexpr, NORM: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program: TOKENS tokens of one KV head and the GROUP query heads that share it."""
+    await_inputs(EARLY)
     kv_head = tl.program_id(1)
     HALF: tl.constexpr = DIM // 2
     lane = tl.arange(0, HALF)[None, :]

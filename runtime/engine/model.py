@@ -13,24 +13,25 @@ def forward(
     config: ModelConfig, weights: ModelWeights, cos_sin: torch.Tensor, kv: torch.Tensor, batch: Batch
 ) -> torch.Tensor:
     """Writes the step's keys and values into `kv` [N, layers, 2, 16, Hkv, D]; returns the normed hidden state of each
-    sequence's last token [S, hidden]."""
+    sequence's last token [S, hidden]. The last layer goes on with those tokens alone once their keys are stored."""
     arrival = weights.arrival
     arrival.wait(EMBEDDING)
     arrival.wait(layer_stage(0))
     residual = ops.embed(batch.ids, weights.embed)
     hidden = ops.rms_norm(residual, weights.layers[0].input_norm, config.rms_norm_eps)
     next_norms = [layer.input_norm for layer in weights.layers[1:]]
+    # In a decode step row i is sequence i's only token.
+    decodes = batch.last.numel() == batch.ids.numel()
     for index, layer in enumerate(weights.layers):
-        attended = attention(config, layer, config.windows[index], cos_sin, kv[:, index], batch, hidden)
+        last_only = index == len(next_norms) and not decodes
+        attended = attention(config, layer, config.windows[index], cos_sin, kv[:, index], batch, hidden, last_only)
+        residual = residual[batch.last] if last_only else residual
         hidden, residual = ops.add_rms_norm(attended, residual, layer.post_norm, config.rms_norm_eps)
-        hidden = ops.linear(ops.silu_mul(ops.linear(hidden, layer.gate_up)), layer.down)
+        hidden = ops.linear(ops.gated_linear(hidden, layer.gate_up), layer.down)
         # The next layer, or what follows the last one.
         arrival.wait(layer_stage(index + 1))
         if index < len(next_norms):
             hidden, residual = ops.add_rms_norm(hidden, residual, next_norms[index], config.rms_norm_eps)
-    if batch.last.numel() < batch.ids.numel():
-        hidden, residual = hidden[batch.last], residual[batch.last]
-    # Otherwise it is a decode step: row i is sequence i's only token.
     return ops.add_rms_norm(hidden, residual, weights.norm, config.rms_norm_eps)[0]
 
 
@@ -42,8 +43,9 @@ def attention(
     kv_layer: torch.Tensor,
     batch: Batch,
     hidden: torch.Tensor,
+    last_only: bool,
 ) -> torch.Tensor:
-    """One layer's attention block: [T, hidden] -> [T, hidden]."""
+    """One layer's attention block: [T, hidden] -> [T, hidden], or [S, hidden] for each sequence's last token."""
     qkv = ops.linear(hidden, layer.qkv, layer.qkv_bias)
     q, k, v = qkv.split((config.query_dim, config.kv_dim, config.kv_dim), dim=-1)
     heads = (config.num_heads, config.head_dim)
@@ -51,8 +53,11 @@ def attention(
     q, k, v = q.unflatten(-1, heads), k.unflatten(-1, kv_heads), v.unflatten(-1, kv_heads)
     norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm, config.rms_norm_eps)
     q = ops.rope_store(q, k, v, cos_sin, batch.positions, kv_layer, batch.slots, norms)
+    query_start = batch.query_start
+    if last_only:
+        q, query_start = q[batch.last], torch.arange(query_start.numel(), dtype=torch.int32, device=q.device)
     scale = config.head_dim**-0.5
-    mixed = ops.paged_attention(q, kv_layer, batch.block_table, batch.query_start, batch.context_len, scale, window)
+    mixed = ops.paged_attention(q, kv_layer, batch.block_table, query_start, batch.context_len, scale, window)
     return ops.linear(mixed.flatten(1), layer.o)
 
 

@@ -39,6 +39,7 @@ def argument_type(name: str) -> str:
 
 def compile_for_hopper(kernel, constants: dict[str, object], warps: int, stages: int = 3, registers: int = 0):
     """What a call with 16-byte aligned tensors and strides compiles to."""
+    constants = constants | {name: True for name in ("EARLY",) if name in kernel.arg_names}
     runtime = [name for name in kernel.arg_names if name not in constants]
     signature = {name: argument_type(name) if name in runtime else "constexpr" for name in kernel.arg_names}
     aligned = {
@@ -127,7 +128,12 @@ ELEMENTWISE = {
     "merge": (attention._merge, {"SEGMENTS": 64, "DIM": 128}, 4),
     "scan": (sampling._scan, {"VOCAB": 128256, "GROUPS": 32}, 4),
     "collect": (filters._collect, {"VOCAB": 128256, "LIST": 512}, 4),
-    "gemv": (gemv._gemv, {"DEPTH": 4096, "ROWS": 1, "BLOCK_N": 1, "BLOCK_K": 2048, "BIAS": False}, 8),
+    "gemv": (gemv._gemv, {"DEPTH": 4096, "ROWS": 1, "BLOCK_N": 1, "BLOCK_K": 2048, "BIAS": False, "GATED": False}, 8),
+    "gated gemv": (
+        gemv._gemv,
+        {"DEPTH": 4096, "ROWS": 1, "BLOCK_N": 1, "BLOCK_K": 2048, "BIAS": False, "GATED": True},
+        8,
+    ),
 }
 
 
@@ -135,6 +141,7 @@ ELEMENTWISE = {
 def test_memory_bound_kernels_load_sixteen_bytes_at_a_time(kernel, constants, warps, tmp_path):
     compiled = compile_for_hopper(kernel, constants, warps)
     assert local_bytes(compiled, tmp_path) <= SPILL_LIMIT
+    assert ("griddepcontrol.wait" in compiled.asm["ptx"]) == ("EARLY" in kernel.arg_names)
     assert "ld.global.v4.b32" in compiled.asm["ptx"] or "ld.global.L1" in compiled.asm["ptx"]
 
 

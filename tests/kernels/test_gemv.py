@@ -27,6 +27,16 @@ def test_products_are_right_at_every_edge(interpreted, rows, width, depth, block
     torch.testing.assert_close(result.double(), expected, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(("width", "depth", "block_n", "block_k"), [(64, 96, 1, 64), (74, 200, 4, 32), (8, 16, 2, 64)])
+def test_gated_products_are_those_of_gate_and_up(interpreted, rows, width, depth, block_n, block_k):
+    x, weight = torch.randn(rows, depth).bfloat16(), torch.randn(width, depth).bfloat16()
+    bucket = 1 << (rows - 1).bit_length()
+    result = interpreted("gemv", x, weight, None, Gemv(bucket, width, depth, block_n, block_k, 4, 1), True).result
+    gate, up = (x.double() @ weight.double().T).chunk(2, dim=-1)
+    torch.testing.assert_close(result.double(), gate * torch.sigmoid(gate) * up, rtol=3e-2, atol=3e-2)
+
+
 def test_leading_dimensions_are_kept(interpreted):
     x, weight = torch.randn(2, 1, 64).bfloat16(), torch.randn(8, 64).bfloat16()
     result = interpreted("gemv", x, weight, None, Gemv(2, 8, 64, 2, 64, 4, 1)).result
