@@ -7,6 +7,7 @@ from stoker.kernels.gemv import gated_linear, linear
 from stoker.kernels.norm import add_rms_norm, rms_norm
 from stoker.kernels.rope import rope_store
 from stoker.kernels.sampling import sample
+from stoker.kernels.steering import steer
 
 __all__ = [
     "add_rms_norm",
@@ -18,4 +19,5 @@ __all__ = [
     "rope_store",
     "sample",
     "silu_mul",
+    "steer",
 ]

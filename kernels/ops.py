@@ -22,6 +22,7 @@ __all__ = [
     "rope_store",
     "sample",
     "silu_mul",
+    "steer",
 ]
 
 
@@ -76,6 +77,18 @@ def gated_linear(x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return _implementation(gate_up).silu_mul(gate_up)
+
+
+def steer(
+    logits: torch.Tensor,
+    seen: torch.Tensor,
+    slots: torch.Tensor,
+    presence: torch.Tensor,
+    frequency: torch.Tensor,
+    repetition: torch.Tensor,
+    allowed: torch.Tensor | None,
+) -> None:
+    _implementation(logits).steer(logits, seen, slots, presence, frequency, repetition, allowed)
 
 
 def sample(

@@ -12,6 +12,8 @@ from stoker.kernels import philox
 
 GREEDY_BELOW = 1e-5
 
+SEEN_IN_PROMPT = 1 << 30
+
 QKNorms = tuple[torch.Tensor, torch.Tensor, float]
 
 
@@ -137,6 +139,36 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """gate_up [T, 2I] -> silu(gate) * up [T, I], in float32, rounded once."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     return (F.silu(gate) * up).to(gate_up.dtype)
+
+
+def steer(
+    logits: torch.Tensor,
+    seen: torch.Tensor,
+    slots: torch.Tensor,
+    presence: torch.Tensor,
+    frequency: torch.Tensor,
+    repetition: torch.Tensor,
+    allowed: torch.Tensor | None,
+) -> None:
+    """Changes logits f32[R, V] in place, before they are sampled from.
+
+    seen i32[N, V] counts each token's occurrences in an answer, plus SEEN_IN_PROMPT if the prompt has it; slots i32[R]
+    is a row's line of it, -1 for a row without penalties. repetition f32[R] divides (negative logits: multiplies) what
+    was seen anywhere (CTRL, arXiv 1909.05858); frequency and presence f32[R] are subtracted per occurrence, and once,
+    for what the answer has. allowed i32[R, ceil(V / 32)] or None: a bit per token; others become -inf (NaN, inf stay).
+    """
+    penalised = (slots >= 0).nonzero().squeeze(1)
+    if penalised.numel():
+        own, values = seen[slots[penalised].long()], logits[penalised]
+        scale = repetition[penalised, None]
+        values = torch.where(own > 0, torch.where(values > 0, values / scale, values * scale), values)
+        count = own % SEEN_IN_PROMPT
+        values = values - count * frequency[penalised, None] - (count > 0) * presence[penalised, None]
+        logits[penalised] = values
+    if allowed is not None:
+        token = torch.arange(logits.shape[1], device=logits.device)
+        forbidden = (allowed[:, token // 32] >> (token % 32)) & 1 == 0
+        logits.masked_fill_(forbidden & (logits < torch.inf), -torch.inf)
 
 
 def sample(
