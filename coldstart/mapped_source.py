@@ -18,6 +18,7 @@ from stoker.coldstart.failures import FetchCancelled, ObjectAltered
 from stoker.coldstart.manifest import Manifest
 from stoker.coldstart.mapped_file import MappedFile
 from stoker.coldstart.pinned import Registration
+from stoker.coldstart.timeline import Record
 
 WINDOW_BYTES = 256 << 20
 THREADS = 16
@@ -50,8 +51,7 @@ class MappedSource:
         self._failure: ObjectAltered | None = None
         self._checks: list[Future[None]] = []
         self._ready: dict[Window, Future[None]] = {}
-        self.checksum_ns = (0, 0)
-        self.register_ns = 0
+        self._began_ns = self._checked_ns = self._register_ns = 0
         try:
             for entry, path in zip(manifest.files, paths, strict=True):
                 self._files.append(MappedFile(path, entry.size))
@@ -62,11 +62,10 @@ class MappedSource:
     def start(self) -> None:
         threads = min(THREADS, len(os.sched_getaffinity(0)))
         pool = ThreadPoolExecutor(threads, thread_name_prefix="weights")
-        began = time.monotonic_ns()
+        self._began_ns = time.monotonic_ns()
         for window, chunks in self._windows.items():
             self._ready[window] = pool.submit(self._populate, window)
             self._checks += [pool.submit(self._check, chunk) for chunk in chunks]
-        self.checksum_ns = (began, began)
         pool.shutdown(wait=False)
 
     def deliver(self, place: Place) -> None:
@@ -76,7 +75,7 @@ class MappedSource:
             began = time.monotonic_ns()
             address, length = self._files[window.file].address + window.start, window.stop - window.start
             self._pins.append(Registration(address, length, read_only=True))
-            self.register_ns += time.monotonic_ns() - began
+            self._register_ns += time.monotonic_ns() - began
             for chunk in chunks:
                 place(chunk, self._view(chunk))
             self._go_on()
@@ -86,7 +85,20 @@ class MappedSource:
         for check in self._checks:
             check.result()
         self._go_on()
-        self.checksum_ns = (self.checksum_ns[0], time.monotonic_ns())
+        self._checked_ns = time.monotonic_ns()
+
+    def phases(self) -> list[Record]:
+        """Timeline records: the checksums' whole length, and the time that went into registering."""
+        facts = {"bytes": self._manifest.total_bytes}
+        return [
+            {"name": "checksum", "start_ns": self._began_ns, "end_ns": self._checked_ns, **facts},
+            {
+                "name": "register files",
+                "start_ns": self._began_ns,
+                "end_ns": self._began_ns + self._register_ns,
+                **facts,
+            },
+        ]
 
     def cancel(self) -> None:
         self._stop.set()

@@ -1,6 +1,7 @@
 """A ring of equally sized slots in shared memory: filled by the host agent, read by the engine process."""
 
 import contextlib
+import ctypes
 import mmap
 import os
 
@@ -18,6 +19,15 @@ class Ring:
         # MAP_POPULATE: first touch costs about a second per GiB, so it is paid here and never inside a load.
         self._memory = mmap.mmap(fd, slots * slot_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         self._view = memoryview(self._memory)
+
+    @property
+    def size(self) -> int:
+        return self.slots * self.slot_bytes
+
+    @property
+    def address(self) -> int:
+        """Where the ring lies in this process."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
     @classmethod
     def create(cls, slots: int, slot_bytes: int = SLOT_BYTES) -> "Ring":

@@ -42,6 +42,11 @@ class Timeline:
     def records(self) -> list[Record]:
         return sorted(self._records, key=lambda record: (record["start_ns"], record["end_ns"]))
 
+    def take(self) -> list[Record]:
+        """All records so far, which are then forgotten."""
+        taken, self._records = self.records(), []
+        return taken
+
     @staticmethod
     def table(records: Iterable[Record]) -> list[Row]:
         """Rows in order of their start, in seconds after the first start."""

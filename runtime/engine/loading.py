@@ -2,38 +2,79 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from stoker.coldstart.arrival import Arrival
 from stoker.coldstart.failures import ColdStartError, UnsupportedModel
 from stoker.coldstart.manifest import Manifest
-from stoker.coldstart.timeline import Record, Timeline
-from stoker.coldstart.upload import Uploader
+from stoker.coldstart.mapped_source import MappedSource
+from stoker.coldstart.pinned import Registration
+from stoker.coldstart.ring import Ring
+from stoker.coldstart.timeline import Timeline
+from stoker.coldstart.upload import Uploader, copy_stream
 from stoker.runtime.engine.config import CONFIG, ModelConfig
 from stoker.runtime.engine.engine import Engine
 from stoker.runtime.engine.options import EngineOptions
 from stoker.runtime.engine.prefix import BLOCK_TOKENS
-from stoker.runtime.engine.weights import plan
+from stoker.runtime.engine.weights import ModelWeights, plan, stage_of, stages
 
 GENERATION_CONFIG = "generation_config.json"
 
 
 class ModelLoad:
-    """Allocates the parameters at once; raises a ColdStartError or ValueError for a model that can't be loaded."""
+    """Allocates the parameters at once; raises a ColdStartError or ValueError for a model that can't be loaded.
 
-    def __init__(self, manifest: bytes, documents: Mapping[str, bytes], options: Mapping[str, Any]) -> None:
-        self._timeline = Timeline()
+    With `files`, the published files' paths on this machine, `source` delivers the weights; otherwise someone has to
+    `place` them chunk by chunk. One thread delivers, another may build the engine meanwhile; what it computes waits for
+    the weights that it reads.
+    """
+
+    def __init__(
+        self,
+        manifest: bytes,
+        documents: Mapping[str, bytes],
+        options: Mapping[str, Any],
+        files: Sequence[str] = (),
+    ) -> None:
+        self.timeline = Timeline()
         self._upload_ns: list[int] = []
         self._busy_ns = 0
-        with self._timeline.phase("allocate weights") as facts:
-            self._manifest = Manifest.unpack(manifest)
-            self._config = read_config(documents)
-            self._options = EngineOptions.from_dict(options).resolve(self._config)
-            self._weights = plan(self._config, self._options)
-            self._uploader = Uploader(self._manifest, self._weights.targets)
-            facts["bytes"] = self._weights.arena.nbytes
+        self._pin: Registration | None = None
+        self._manifest = Manifest.unpack(manifest)
+        self._config = read_config(documents)
+        self._options = EngineOptions.from_dict(options).resolve(self._config)
+        self.device = torch.device(self._options.device)
+        # Page tables are filled while the device is still being opened.
+        self.source = MappedSource(self._manifest, [Path(file) for file in files]) if files else None
+        try:
+            if self.source:
+                self.source.start()
+            self._weights, self._uploader = self._allocate()
+        except BaseException:
+            self.settle()
+            raise
+
+    @property
+    def revision(self) -> str:
+        return self._manifest.revision
+
+    @property
+    def total_bytes(self) -> int:
+        return self._manifest.total_bytes
+
+    def chunk_bytes(self, chunk: int) -> int:
+        return self._manifest.chunks[chunk].length
+
+    def pin(self, ring: Ring) -> None:
+        """Copies from the ring are asynchronous from here on, until `settle`."""
+        if self.device.type == "cuda":
+            with self.timeline.phase("register ring", bytes=ring.size):
+                self._pin = Registration(ring.address, ring.size)
 
     def place(self, chunk: int, data: memoryview) -> None:
         start = time.monotonic_ns()
@@ -42,21 +83,53 @@ class ModelLoad:
         self._upload_ns += [start, end]
         self._busy_ns += end - start
 
-    def finish(self) -> tuple[Engine, list[Record], dict[str, Any]]:
-        """The engine, the timeline and the facts of the loaded model. Raises when bytes are missing or the KV cache
-        doesn't fit."""
+    def build(self) -> Engine:
+        """The engine, ready for requests. Raises NotEnoughMemory when the KV cache doesn't fit."""
+        with self.timeline.phase("allocate KV cache") as facts:
+            engine = Engine(self._config, self._options, self._weights, self._manifest.revision)
+            facts["bytes"] = engine.kv.total_bytes
+        with self.timeline.phase("warm up"):
+            engine.runner.warm_up()
+        return engine
+
+    def complete(self) -> None:
+        """Waits for the last copy and checksum. Raises when bytes are missing or wrong."""
         self._uploader.finish()
         if self._upload_ns:
             facts = {"bytes": self._manifest.total_bytes, "busy_s": self._busy_ns / 1e9}
-            self._timeline.add("upload weights", self._upload_ns[0], self._upload_ns[-1], **facts)
-        with self._timeline.phase("allocate KV cache") as facts:
-            engine = Engine(self._config, self._options, self._weights, self._manifest.revision)
-            facts["bytes"] = engine.kv.total_bytes
-        with self._timeline.phase("warm up"):
-            engine.runner.warm_up()
-        return engine, self._timeline.records(), self._facts(engine)
+            self.timeline.add("upload weights", self._upload_ns[0], time.monotonic_ns(), **facts)
+        if self.source:
+            self.source.verify()
+            self.timeline.extend(self.source.phases())
+        self._weights.arrival.finish()
 
-    def _facts(self, engine: Engine) -> dict[str, Any]:
+    def fail(self, error: Exception) -> None:
+        self._weights.arrival.fail(error)
+
+    def cancel(self) -> None:
+        if self.source:
+            self.source.cancel()
+
+    def settle(self) -> None:
+        """Waits for copies under way and gives the host's memory back."""
+        if self.device.type == "cuda":
+            copy_stream().synchronize()
+        if self.source:
+            self.source.close()
+        if self._pin:
+            self._pin.release()
+            self._pin = None
+
+    def _allocate(self) -> tuple[ModelWeights, Uploader]:
+        config, arrival = self._config, Arrival(stages(self._config))
+        with self.timeline.phase("allocate weights") as facts:
+            weights = replace(plan(config, self._options), arrival=arrival)
+            uploader = Uploader(self._manifest, weights.targets, arrival, lambda name: stage_of(config, name))
+            facts["bytes"] = weights.arena.nbytes
+        return weights, uploader
+
+    def facts(self, engine: Engine) -> dict[str, Any]:
+        """What is told of a model that is ready."""
         options = engine.options
         return {
             "revision": self._manifest.revision,

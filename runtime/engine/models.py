@@ -5,12 +5,15 @@ import logging
 import os
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
 import torch
 
 from stoker.coldstart.ring import Ring
+from stoker.coldstart.timeline import Timeline
+from stoker.runtime.engine.delivery import Delivery
 from stoker.runtime.engine.engine import Engine
 from stoker.runtime.engine.loading import ModelLoad, describe
 from stoker.runtime.engine.request import Delta, GenerationRequest, SamplingParams
@@ -18,18 +21,50 @@ from stoker.runtime.wire import ChannelClosed, Frame
 
 log = logging.getLogger(__name__)
 
+DELIVERED = ("chunk", "chunks_done", "load_failed", "unload")
+
+
+@dataclass(slots=True)
+class Loading:
+    """A model whose weights aren't all there and checked. `open`: it takes requests; `held`: tokens that wait."""
+
+    load: ModelLoad
+    delivery: Delivery
+    open: bool = False
+    held: list[Delta] = field(default_factory=list)
+
 
 class Models:
-    """`send` takes the frames for the agent. One thread calls everything."""
+    """`send` takes the frames for the agent, `remind` those that this object's threads have for the engine's thread:
+    they are to be handed to `handle`. That thread calls everything but `route`. What `started` has when a model is
+    loaded is told as part of its load."""
 
-    def __init__(self, send: Callable[[Frame], None], ring: Ring) -> None:
+    def __init__(
+        self, send: Callable[[Frame], None], ring: Ring, remind: Callable[[Frame], None], started: Timeline
+    ) -> None:
         self._send = send
+        self._remind = remind
+        self._started = started
         self._ring = ring
-        self._loads: dict[str, ModelLoad] = {}
+        self._deliveries: dict[str, Delivery] = {}
+        self._loads: dict[str, Loading] = {}
         self._engines: dict[str, Engine] = {}
 
+    def route(self, frame: Frame) -> bool:
+        """Called by the thread that reads the channel: what concerns weights on their way goes to the thread that waits
+        for it. False for a frame that is (also) for the engine's thread."""
+        kind, model = frame["t"], frame.get("model", "")
+        if kind == "load":
+            self._deliveries[model] = self._delivery(model)
+        delivery = self._deliveries.get(model)
+        if delivery and kind in DELIVERED:
+            delivery.put(frame)
+        elif kind == "chunk":
+            self._free(model, frame["slot"])
+        return kind in ("chunk", "chunks_done")
+
     def has_work(self) -> bool:
-        return any(engine.has_work() for engine in self._engines.values())
+        return any(engine.has_work() and not self._is_held(model) for model, engine in self._engines.items())
 
     def handle(self, frame: Frame) -> None:
         """Raises ChannelClosed only: a frame that makes no sense is logged, whatever is wrong with it."""
@@ -44,10 +79,10 @@ class Models:
         match frame["t"]:
             case "load":
                 self._load(frame["model"], frame)
-            case "chunk":
-                self._place(frame["model"], frame["chunk"], frame["slot"])
-            case "chunks_done":
-                self._finish(frame["model"])
+            case "nearly":
+                self._let_in_early(frame["model"], frame["delivery"])
+            case "arrived":
+                self._finish(frame["model"], frame["delivery"], frame["error"])
             case "load_failed":
                 self._drop(frame["model"])
             case "unload":
@@ -64,46 +99,60 @@ class Models:
                 raise ValueError(f"unknown kind of frame {unknown!r}")
 
     def step(self) -> None:
-        """One step of every model that has work; its tokens leave in one frame."""
+        """One step of every model that has work; its tokens leave in one frame, once its weights are checked."""
         for model, engine in self._engines.items():
-            if engine.has_work() and (deltas := step(engine)):
+            if engine.has_work() and not self._is_held(model) and (deltas := step(engine)):
                 self._send_deltas(model, deltas)
 
     def prepare_idle(self) -> bool:
         """Does one piece of work that makes later steps faster; False when there is none (left)."""
-        return any(engine.prepare_idle() for engine in self._engines.values())
+        return any(engine.prepare_idle() for model, engine in self._engines.items() if model not in self._loads)
 
     def _load(self, model: str, frame: Frame) -> None:
-        self._drop(model)
+        self._drop(model, keep=self._deliveries.get(model))
+        delivery = self._deliveries[model]
         try:
-            self._loads[model] = ModelLoad(frame["manifest"], frame["documents"], frame["options"])
+            load = ModelLoad(frame["manifest"], frame["documents"], frame["options"], frame.get("files", ()))
         except Exception as error:
+            delivery.start(None)
             self._load_error(model, error)
-        else:
-            self._send({"t": "allocated", "model": model})
-
-    def _place(self, model: str, chunk: int, slot: int) -> None:
-        """The slot goes back in any case, also for a model that is gone by now."""
-        try:
-            if model in self._loads:
-                self._loads[model].place(chunk, self._ring.slot(slot))
-        except Exception as error:
-            self._load_error(model, error)
-        finally:
-            self._send({"t": "slot_free", "model": model, "slot": slot})
-
-    def _finish(self, model: str) -> None:
-        load = self._loads.pop(model, None)
-        if load is None:
             return
+        delivery.start(load)
+        self._send({"t": "allocated", "model": model})
         try:
-            engine, phases, facts = load.finish()
+            self._loads[model] = Loading(load, delivery)
+            self._engines[model] = load.build()
         except Exception as error:
+            load.cancel()
             del load
             self._load_error(model, error)
-        else:
-            self._engines[model] = engine
-            self._send({"t": "ready", "model": model, "phases": phases, "facts": facts})
+
+    def _let_in_early(self, model: str, delivery: Delivery) -> None:
+        """Its first step would wait for weights, and all other models with it: only when those have nothing to do."""
+        loading = self._loads.get(model)
+        others = any(engine.has_work() for name, engine in self._engines.items() if name != model)
+        if loading and loading.delivery is delivery and not others:
+            self._let_in(model, loading)
+
+    def _let_in(self, model: str, loading: "Loading") -> None:
+        if not loading.open:
+            loading.open = True
+            self._send({"t": "ready", "model": model, "facts": loading.load.facts(self._engines[model])})
+
+    def _finish(self, model: str, delivery: Delivery, error: Exception | None) -> None:
+        loading = self._loads.get(model)
+        if loading is None or loading.delivery is not delivery:
+            return
+        if error:
+            del loading
+            self._load_error(model, error)
+            return
+        self._let_in(model, loading)
+        phases = [*self._started.take(), *loading.load.timeline.records()]
+        self._send({"t": "loaded", "model": model, "phases": phases})
+        del self._loads[model]
+        if loading.held:
+            self._send_deltas(model, loading.held)
 
     def _load_error(self, model: str, error: Exception) -> None:
         record = describe(error)
@@ -113,13 +162,33 @@ class Models:
         self._drop(model)
         self._send({"t": "load_error", "model": model, "error": record})
 
-    def _drop(self, model: str) -> None:
+    def _drop(self, model: str, keep: Delivery | None = None) -> None:
         """Forgets a model in whatever state and gives its memory back. Its requests get no answer."""
-        self._loads.pop(model, None)
+        if loading := self._loads.pop(model, None):
+            loading.load.cancel()
+            loading.delivery.put({"t": "unload", "model": model})
+            loading.delivery.join()
+            del loading
+        if keep is None and (delivery := self._deliveries.pop(model, None)):
+            delivery.put({"t": "unload", "model": model})
         self._engines.pop(model, None)
         gc.collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
+
+    def _delivery(self, model: str) -> Delivery:
+        def notify(kind: str, error: Exception | None) -> None:
+            self._remind({"t": kind, "model": model, "delivery": delivery, "error": error})
+
+        delivery = Delivery(self._ring, lambda slot: self._free(model, slot), notify)
+        return delivery
+
+    def _free(self, model: str, slot: int) -> None:
+        self._send({"t": "slot_free", "model": model, "slot": slot})
+
+    def _is_held(self, model: str) -> bool:
+        """Tokens wait for the rest of the weights to be checked: further ones needn't be computed yet."""
+        return model in self._loads and bool(self._loads[model].held)
 
     def _submit(self, model: str, frame: Frame) -> None:
         try:
@@ -131,6 +200,9 @@ class Models:
             self._send_deltas(model, [Delta(frame["id"], [], "error", message)])
 
     def _send_deltas(self, model: str, deltas: Sequence[Delta]) -> None:
+        if loading := self._loads.get(model):
+            loading.held += deltas
+            return
         self._send({"t": "deltas", "model": model, "items": [list(delta) for delta in deltas]})
 
     def _stats(self) -> dict[str, Any]:

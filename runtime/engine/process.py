@@ -34,11 +34,11 @@ def main() -> None:
     args = arguments()
     channel = Channel.from_fd(args.socket_fd)
     timeline = Timeline()
-    models = start(channel, Ring.attach(args.ring_fd, args.ring_slots), timeline)
     inbox: Inbox = SimpleQueue()
-    threading.Thread(target=read, args=(channel, inbox), daemon=True, name="engine-reader").start()
+    models = start(channel, Ring.attach(args.ring_fd, args.ring_slots), timeline, inbox)
+    threading.Thread(target=read, args=(channel, models, inbox), daemon=True, name="engine-reader").start()
     try:
-        channel.send({"t": "hello", "pid": os.getpid(), "phases": timeline.records()})
+        channel.send({"t": "hello", "pid": os.getpid(), "phases": timeline.take()})
         serve(models, inbox)
     except ChannelClosed:
         log.info("the host agent is gone")
@@ -52,7 +52,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def start(channel: Channel, ring: Ring, timeline: Timeline) -> "Models":
+def start(channel: Channel, ring: Ring, timeline: Timeline, inbox: Inbox) -> "Models":
     """Imports what takes long here, where the timeline sees it."""
     # Threads that wait for each other by spinning burn the cores that the gateway and the agent need, and are several
     # times slower as soon as those are busy. OpenMP reads this once, when torch loads it.
@@ -62,19 +62,30 @@ def start(channel: Channel, ring: Ring, timeline: Timeline) -> "Models":
     with timeline.phase("import engine"):
         from stoker.runtime.engine.models import Models
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    if torch.cuda.is_available():
-        with timeline.phase("CUDA context"):
-            torch.zeros(1, device="cuda")
     # What the imports made stays for good. Left to the collector, going through it again and again takes tens of
     # milliseconds at a time, between two tokens.
     gc.freeze()
-    return Models(channel.send, ring)
+    started = Timeline()
+    if os.environ.get("CUDA_VISIBLE_DEVICES") != "":
+        threading.Thread(target=open_device, args=(started,), daemon=True, name="cuda-context").start()
+    return Models(channel.send, ring, inbox.put, started)
 
 
-def read(channel: Channel, inbox: Inbox) -> None:
+def open_device(timeline: Timeline) -> None:
+    """Takes a quarter of a second, in which the first model's files and tables are prepared."""
+    import torch
+
+    if torch.cuda.is_available():
+        with timeline.phase("CUDA context"):
+            torch.zeros(1, device="cuda")
+
+
+def read(channel: Channel, models: "Models", inbox: Inbox) -> None:
     try:
         while True:
-            inbox.put(channel.receive())
+            frame = channel.receive()
+            if not models.route(frame):
+                inbox.put(frame)
     except ChannelClosed:
         pass
     finally:

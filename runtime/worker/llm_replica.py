@@ -17,7 +17,7 @@ from stoker.runtime.wire import Frame
 from stoker.runtime.worker.answer import Answer
 from stoker.runtime.worker.engine_link import EngineDied, EngineLink, ModelPort
 from stoker.runtime.worker.host import Host
-from stoker.runtime.worker.replica import Record, Replica, Start, StartFailed
+from stoker.runtime.worker.replica import Record, Replica, Start, StartFailed, cold_start_record
 from stoker.runtime.worker.weights_feed import WeightsFeed
 
 ENGINE_DOCUMENTS = ("config.json", "generation_config.json")
@@ -34,16 +34,35 @@ class LlmReplica(Replica):
         self._first_token_ns: dict[str, int] = {}
         self._feed: WeightsFeed | None = None
         self._entering: asyncio.Task[dict[str, Any]] | None = None
-        self._loaded: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        self._arriving: asyncio.Task[None] | None = None
+        self._accepting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._reading_tokenizer: asyncio.Task[Tokenizer] | None = None
         self._tokenizer: Tokenizer | None = None
         self._total_bytes = 0
 
     async def load(self) -> None:
+        """Until requests may be sent: the rest of the weights arrives while the first of them is computed, and no token
+        leaves before all of them were checked."""
+        self._arriving = asyncio.create_task(self._arrive())
+        try:
+            await asyncio.wait({self._arriving, self._accepting}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._arriving.cancel()
+            raise
+        if self._arriving.done():
+            self._arriving.result()
+        assert self._reading_tokenizer is not None
+        self._tokenizer = await self._reading_tokenizer
+
+    async def _arrive(self) -> None:
         async with self.host.loading:
             try:
                 await self._load_weights()
             except EngineDied as error:
                 raise StartFailed({"type": "internal_error", "message": str(error), "code": "engine_died"}) from error
+            except ColdStartError as error:
+                raise StartFailed(cold_start_record(error)) from error
             finally:
                 # The ring is free for the next load only when no fetch thread can write to it any more.
                 if self._feed:
@@ -54,34 +73,38 @@ class LlmReplica(Replica):
         with self.timeline.phase("manifest"):
             store, manifest, documents = await asyncio.to_thread(read_model, self.spec.weights)
         self._total_bytes = manifest.total_bytes
-        self._feed = feed = WeightsFeed(store, manifest, self.host.ring)
+        self._feed = feed = await asyncio.to_thread(WeightsFeed, store, manifest, self.host.ring)
         feed.start()
         self._entering = asyncio.create_task(self._engine.enter())
-        tokenizer = asyncio.create_task(asyncio.to_thread(Tokenizer.from_str, documents["tokenizer.json"].decode()))
+        tokenizer = asyncio.to_thread(Tokenizer.from_str, documents["tokenizer.json"].decode())
+        self._reading_tokenizer = asyncio.create_task(tokenizer)
         self.timeline.extend((await self._entering)["phases"])
         self._engine.open(self.id, ModelPort(self._on_frame, self._on_gone))
-        self._engine.send(self._load_frame(manifest, documents))
-        ready = await self._finish_load(feed)
-        self._tokenizer = await tokenizer
-        self.timeline.extend([feed.phase(), *ready["phases"]])
+        self._engine.send(self._load_frame(manifest, documents, feed.files))
+        await self._finish_load(feed)
 
-    async def _finish_load(self, feed: WeightsFeed) -> Frame:
+    async def _finish_load(self, feed: WeightsFeed) -> None:
         fetched = feed.connect(self._engine, self.id)
         await asyncio.wait({fetched, self._loaded}, return_when=asyncio.FIRST_COMPLETED)
-        if self._loaded.done():
-            await asyncio.to_thread(feed.cancel)
-            await asyncio.gather(fetched, return_exceptions=True)
-            return self._loaded.result()
-        await fetched
-        self._engine.send({"t": "chunks_done", "model": self.id})
-        return await self._loaded
+        if not self._loaded.done():
+            await fetched
+            if not feed.files:
+                self._engine.send({"t": "chunks_done", "model": self.id})
+            await self._loaded
+        await asyncio.to_thread(feed.cancel)
+        await asyncio.gather(fetched, return_exceptions=True)
+        self._loaded.result()
 
-    def _load_frame(self, manifest: Manifest, documents: dict[str, bytes]) -> Frame:
+    def _load_frame(self, manifest: Manifest, documents: dict[str, bytes], files: list[str]) -> Frame:
         options = {**asdict(self.spec.model), "device": "cpu" if self._device == "cpu" else "cuda"}
         wanted = {name: documents[name] for name in ENGINE_DOCUMENTS if name in documents}
-        return {"t": "load", "model": self.id, "manifest": manifest.pack(), "documents": wanted, "options": options}
+        body = {"manifest": manifest.pack(), "documents": wanted, "options": options, "files": files}
+        return {"t": "load", "model": self.id, **body}
 
     async def unload(self) -> None:
+        if self._arriving:
+            self._arriving.cancel()
+            await asyncio.gather(self._arriving, return_exceptions=True)
         self._engine.close(self.id)
         if self._entering and succeeded(self._entering):
             with contextlib.suppress(EngineDied):
@@ -89,6 +112,8 @@ class LlmReplica(Replica):
             await self._engine.leave()
 
     async def take_work(self) -> None:
+        if self._arriving and self._arriving.done():
+            self._arriving.result()
         free = await self.room(self.spec.model.max_seqs)
         if not free or self.state != "ready":
             return
@@ -139,8 +164,11 @@ class LlmReplica(Replica):
                     self._on_delta(*item)
             case "slot_free" if self._feed:
                 self._feed.release(frame["slot"])
-            case "ready" if not self._loaded.done():
-                self._loaded.set_result(frame)
+            case "ready" if not self._accepting.done():
+                self._accepting.set_result(None)
+            case "loaded" if not self._loaded.done():
+                self.timeline.extend([*(self._feed.phases() if self._feed else []), *frame["phases"]])
+                self._loaded.set_result(None)
             case "load_error" if not self._loaded.done():
                 self._loaded.set_exception(StartFailed(frame["error"]))
 

@@ -224,6 +224,9 @@ class Replica(ABC):
         left to do so."""
         log.error("replica %s of %s failed to start: %s", self.id, self.spec.name, error["message"])
         self.state, self.error = "failed", error
+        for claim in list(self.held.values()):
+            self.abort(claim.job_id)
+            self.fail(claim, error, retry=self._start.failed_before + 1 < MANY_FAILURES)
         for claim in [] if self._start.relieves else await self.host.claim(self.spec.name, 1000):
             self.hold(claim)
             self.fail(claim, error, retry=self._start.failed_before + 1 < MANY_FAILURES)

@@ -6,66 +6,90 @@ import time
 from typing import Any
 
 from stoker.coldstart.fetch import Fetcher
+from stoker.coldstart.file_store import FileStore
 from stoker.coldstart.manifest import Manifest
+from stoker.coldstart.page_cache import resident_share
 from stoker.coldstart.ring import Ring
 from stoker.coldstart.store import ObjectStore
 from stoker.runtime.worker.engine_link import EngineDied, EngineLink
 
+RESIDENT = 0.9
+"""With this share of its files in the page cache a model is mapped; what is missing is read on the way."""
+
 
 class WeightsFeed:
-    """Owns the fetch threads of one load. `start` fetches, `connect` begins to hand chunks to the engine."""
+    """One load's weights. `start` fetches, `connect` begins to hand chunks to the engine. With `files` there is nothing
+    to fetch: the engine maps those."""
 
     def __init__(self, store: ObjectStore, manifest: Manifest, ring: Ring) -> None:
-        self._fetcher = Fetcher(store, manifest, ring)
+        self.files = resident_files(store, manifest)
+        self.total_bytes = manifest.total_bytes
+        self._fetcher = None if self.files else Fetcher(store, manifest, ring)
         self._started_ns = 0
         self._ended_ns = 0
         self._pump: threading.Thread | None = None
 
     @property
     def fetched_bytes(self) -> int:
-        return self._fetcher.fetched_bytes
-
-    @property
-    def total_bytes(self) -> int:
-        return self._fetcher.total_bytes
+        return self._fetcher.fetched_bytes if self._fetcher else 0
 
     def start(self) -> None:
         self._started_ns = time.monotonic_ns()
-        self._fetcher.start()
+        if self._fetcher:
+            self._fetcher.start()
 
     def connect(self, engine: EngineLink, model: str) -> "asyncio.Future[None]":
         """Resolves when every chunk was handed over; fails with the fetcher's typed error."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
-        self._pump = threading.Thread(target=self._run, args=(loop, done, engine, model), daemon=True, name="feed")
+        if self._fetcher is None:
+            done.set_result(None)
+            return done
+        arguments = (self._fetcher, loop, done, engine, model)
+        self._pump = threading.Thread(target=self._run, args=arguments, daemon=True, name="feed")
         self._pump.start()
         return done
 
     def release(self, slot: int) -> None:
-        self._fetcher.release(slot)
+        if self._fetcher:
+            self._fetcher.release(slot)
 
     def cancel(self) -> None:
-        self._fetcher.cancel()
+        if self._fetcher:
+            self._fetcher.cancel()
 
-    def phase(self) -> dict[str, Any]:
-        return {
-            "name": "fetch weights",
-            "start_ns": self._started_ns,
-            "end_ns": self._ended_ns or time.monotonic_ns(),
-            **self._fetcher.summary(),
-        }
+    def phases(self) -> list[dict[str, Any]]:
+        if self._fetcher is None:
+            return []
+        ended = self._ended_ns or time.monotonic_ns()
+        summary = self._fetcher.summary()
+        return [{"name": "fetch weights", "start_ns": self._started_ns, "end_ns": ended, **summary}]
 
     def _run(
-        self, loop: asyncio.AbstractEventLoop, done: "asyncio.Future[None]", engine: EngineLink, model: str
+        self,
+        fetcher: Fetcher,
+        loop: asyncio.AbstractEventLoop,
+        done: "asyncio.Future[None]",
+        engine: EngineLink,
+        model: str,
     ) -> None:
         try:
-            while ready := self._fetcher.next(timeout=None):
+            while ready := fetcher.next(timeout=None):
                 frame = {"t": "chunk", "model": model, "chunk": ready.chunk, "slot": ready.slot}
                 loop.call_soon_threadsafe(send_quietly, engine, frame)
             self._ended_ns = time.monotonic_ns()
             loop.call_soon_threadsafe(settle, done, None)
         except Exception as error:
             loop.call_soon_threadsafe(settle, done, error)
+
+
+def resident_files(store: ObjectStore, manifest: Manifest) -> list[str]:
+    """The model's files on this machine, when they lie there and are in memory; otherwise none."""
+    if not isinstance(store, FileStore):
+        return []
+    paths = [store.folder / entry.name for entry in manifest.files]
+    middles = ((paths[chunk.file], chunk.offset + chunk.length // 2) for chunk in manifest.chunks)
+    return [str(path) for path in paths] if resident_share(middles) >= RESIDENT else []
 
 
 def settle(future: "asyncio.Future[None]", error: Exception | None) -> None:

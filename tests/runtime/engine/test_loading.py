@@ -52,9 +52,13 @@ def greedy(engine: Any) -> list[int]:
 def test_a_published_model_becomes_an_engine(tmp_path: Path, tiny: "TinyModel", tied: bool) -> None:
     small = type(tiny).random(seed=4, tie_word_embeddings=tied)
     store, manifest = published(tmp_path, small)
-    engine, phases, facts = load(store, manifest).finish()
+    loading = load(store, manifest)
+    engine = loading.build()
+    loading.complete()
+    phases, facts = loading.timeline.records(), loading.facts(engine)
     assert greedy(engine) == greedy(small.engine())
-    assert [phase["name"] for phase in phases] == ["allocate weights", "upload weights", "allocate KV cache", "warm up"]
+    names = ["allocate weights", "upload weights", "allocate KV cache", "warm up"]
+    assert [phase["name"] for phase in phases] == names
     assert phases[1]["bytes"] == manifest.total_bytes == sum(t.nbytes for t in small.state.values())
     assert facts["parameters"] == sum(tensor.numel() for tensor in small.state.values())
     assert (facts["device"], facts["dtype"], facts["kv_blocks"], facts["max_model_len"]) == ("cpu", "float32", 8, 64)
@@ -66,7 +70,7 @@ def test_a_missing_chunk_is_noticed(tmp_path: Path, tiny: "TinyModel") -> None:
     documents = {name: store.read(name) for name in manifest.documents}
     loading = ModelLoad(manifest.pack(), documents, OPTIONS)
     with pytest.raises(ObjectTruncated, match=r"model\.safetensors"):
-        loading.finish()
+        loading.complete()
 
 
 def test_an_unexpected_tensor_is_named(tmp_path: Path, tiny: "TinyModel") -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -72,21 +72,23 @@ class Agent:
         return self.frames[kind].get(timeout=PATIENCE)
 
     def load(self, model: str, url: str, **options: Any) -> Frame:
-        """Loads a whole model; the `ready` frame."""
+        """Loads a whole model; the `ready` frame with the phases of `loaded`."""
         manifest = self.announce(model, url, **options)
         self.expect("allocated")
         self.feed(model, url, manifest, len(manifest.chunks))
         self.send({"t": "chunks_done", "model": model})
         ready = self.expect("ready")
-        assert ready["model"] == model
-        return ready
+        loaded = self.expect("loaded")
+        assert ready["model"] == loaded["model"] == model
+        return {**ready, "phases": loaded["phases"]}
 
-    def announce(self, model: str, url: str, **options: Any) -> Manifest:
+    def announce(self, model: str, url: str, files: Sequence[str] = (), **options: Any) -> Manifest:
         store = open_store(url)
         manifest = read_manifest(store)
         documents = {"config.json": store.read("config.json")}
         chosen = {"num_blocks": 32, "max_model_len": 96, **options}
-        self.send({"t": "load", "model": model, "manifest": manifest.pack(), "documents": documents, "options": chosen})
+        body = {"manifest": manifest.pack(), "documents": documents, "options": chosen, "files": files}
+        self.send({"t": "load", "model": model, **body})
         return manifest
 
     def feed(self, model: str, url: str, manifest: Manifest, chunks: int) -> None:
@@ -199,8 +201,74 @@ def test_hello_tells_where_the_start_went(shared: Agent) -> None:
 def test_ready_comes_with_phases_and_facts(agent: Agent, urls: dict[str, str]) -> None:
     ready = agent.load("again", urls["one"], max_seqs=8, dtype="auto")
     names = [phase["name"] for phase in ready["phases"]]
-    assert names == ["allocate weights", "upload weights", "allocate KV cache", "warm up"]
+    assert sorted(names) == ["allocate KV cache", "allocate weights", "upload weights", "warm up"]
     assert (ready["facts"]["kv_blocks"], ready["facts"]["max_seqs"], ready["facts"]["dtype"]) == (32, 8, "float32")
+
+
+def test_a_request_is_answered_when_the_last_chunk_has_come(
+    agent: Agent, urls: dict[str, str], models: dict[str, "TinyModel"]
+) -> None:
+    """It is let in before, and its first step waits for each layer."""
+    manifest = agent.announce("two", urls["two"])
+    agent.expect("allocated")
+    agent.feed("two", urls["two"], manifest, len(manifest.chunks) - 1)
+    assert agent.expect("ready")["model"] == "two"
+    agent.submit("two", "early", [1, 2, 3])
+    agent.submit("two", "given up", [1, 2])
+    assert agent.frames["deltas"].empty() and agent.frames["loaded"].empty()
+    fetcher = Fetcher(open_store(urls["two"]), manifest, agent.ring, connections=1)
+    fetcher.start()
+    while (ready := fetcher.next(PATIENCE)) and ready.chunk < len(manifest.chunks) - 1:
+        fetcher.release(ready.slot)
+    assert ready
+    agent.send({"t": "chunk", "model": "two", "chunk": ready.chunk, "slot": ready.slot})
+    assert agent.expect("slot_free")["slot"] == ready.slot
+    fetcher.cancel()
+    agent.send({"t": "chunks_done", "model": "two"})
+    agent.expect("loaded")
+    assert agent.answers("early", "given up")["early"] == (lone(models["two"], [1, 2, 3]), "length", "")
+
+
+def test_no_token_of_a_load_that_fails_gets_out(agent: Agent, urls: dict[str, str]) -> None:
+    manifest = agent.announce("two", urls["two"])
+    agent.expect("allocated")
+    agent.feed("two", urls["two"], manifest, len(manifest.chunks) - 1)
+    agent.expect("ready")
+    agent.submit("two", "early", [1, 2, 3])
+    agent.send({"t": "chunks_done", "model": "two"})
+    assert agent.expect("load_error")["error"]["code"] == "ObjectTruncated"
+    assert agent.frames["deltas"].empty() and agent.frames["loaded"].empty()
+
+
+def file_paths(url: str) -> list[str]:
+    manifest = read_manifest(open_store(url))
+    return [str(Path(url.removeprefix("file://")) / entry.name) for entry in manifest.files]
+
+
+def test_files_on_this_machine_are_mapped(agent: Agent, urls: dict[str, str], models: dict[str, "TinyModel"]) -> None:
+    agent.announce("two", urls["two"], files=file_paths(urls["two"]))
+    assert agent.expect("ready")["facts"]["parameters"] == sum(t.numel() for t in models["two"].state.values())
+    names = [phase["name"] for phase in agent.expect("loaded")["phases"]]
+    assert {"upload weights", "checksum", "register files"} <= set(names)
+    agent.expect("allocated")
+    agent.submit("two", "r", [1, 2, 3])
+    assert agent.answers("r")["r"][0] == lone(models["two"], [1, 2, 3])
+
+
+def test_a_flipped_byte_in_a_mapped_file_is_an_error_and_no_answer(
+    agent: Agent, tiny: "TinyModel", tmp_path: Path
+) -> None:
+    url = store_of(tmp_path, tiny)
+    (path,) = file_paths(url)
+    data = bytearray(Path(path).read_bytes())
+    data[-1] ^= 1
+    Path(path).write_bytes(data)
+    agent.announce("two", url, files=[path])
+    error = agent.expect("load_error")["error"]
+    assert (error["type"], error["code"]) == ("cold_start_error", "ObjectAltered") and path in error["message"]
+    agent.expect("allocated")
+    agent.frames["ready"] = queue.Queue()
+    assert agent.frames["loaded"].empty()
 
 
 def test_requests_run_together_and_equal_lone_runs(agent: Agent, models: dict[str, "TinyModel"]) -> None:
@@ -333,6 +401,7 @@ def test_a_load_that_ends_half_way_gives_its_memory_back(agent: Agent, large: st
     assert during["loading"] == ["large"]
     assert during["resident_bytes"] - before > 50 << 20
     agent.send({"t": end, "model": "large"})
+    agent.frames.pop("ready", None)
     assert agent.stats()["resident_bytes"] - before < 10 << 20
     if end == "unload":
         agent.expect("unloaded")
