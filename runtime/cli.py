@@ -3,10 +3,11 @@
 import asyncio
 import json
 import logging
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import httpx
 import typer
@@ -39,6 +40,10 @@ app.add_typer(jobs, name="jobs")
 app.add_typer(tenants, name="tenants")
 
 FAILED, USAGE, UNREACHABLE = 1, 2, 3
+
+HostProvider = Annotated[
+    Literal["local", "aws"], typer.Option(help="Where hosts come from: agents that are started here, or EC2 pools.")
+]
 
 
 def settings_of(data: Path | None = None, redis: str = "", store: str = "") -> Settings:
@@ -131,29 +136,39 @@ def gateway(
 
 @app.command()
 def controller(
-    hosts: Annotated[int, typer.Option(min=1, help="Host agents that `stoker up` keeps on this machine.")] = 1,
+    hosts: Annotated[int, typer.Option(min=0, help="Host agents that `stoker up` keeps on this machine.")] = 0,
+    provider: HostProvider = "local",
     redis: Redis = "",
     store: Store = "",
 ) -> None:
-    """Run a controller: decides how many replicas there are and where."""
+    """Run a controller: decides how many replicas there are and where, and with `--provider aws` how many hosts."""
     from stoker.runtime.controller.controller import serve
     from stoker.runtime.controller.provider import LocalProvider
 
     settings = needs_redis(settings_of(redis=redis, store=store))
-    asyncio.run(serve(settings, lambda cluster: LocalProvider(cluster, hosts)))
+    if provider == "local":
+        asyncio.run(serve(settings, lambda cluster, _: LocalProvider(cluster, hosts)))
+        return
+    from stoker.runtime.controller.aws_provider import AwsProvider
+
+    if not settings.cluster:
+        raise typer.BadParameter("name the cluster whose Auto Scaling groups are scaled: set STOKER_CLUSTER")
+    asyncio.run(serve(settings, lambda cluster, leadership: AwsProvider(cluster, leadership, settings.cluster)))
 
 
 @app.command()
 def worker(
-    host_id: Annotated[str, typer.Option(help="Name of this host, unique in the cluster.")],
+    host_id: Annotated[str, typer.Option(help="Name of this host, unique in the cluster (else its host name).")] = "",
+    provider: HostProvider = "local",
     data: DataDir = None,
     redis: Redis = "",
     store: Store = "",
 ) -> None:
-    """Run this machine's host agent."""
-    from stoker.runtime.worker.agent import serve
+    """Run this machine's host agent. An instance of a pool (`--provider aws`) goes by its instance id."""
+    from stoker.runtime.worker.agent import serve, serve_instance
 
-    asyncio.run(serve(needs_redis(settings_of(data, redis, store)), host_id))
+    settings = needs_redis(settings_of(data, redis, store))
+    asyncio.run(serve_instance(settings) if provider == "aws" else serve(settings, host_id or socket.gethostname()))
 
 
 @app.command()

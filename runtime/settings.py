@@ -16,7 +16,7 @@ class Settings:
     for open on loopback addresses only.
 
     `cluster` names the pools that an AWS controller scales, `pool` the one that this host belongs to; `metadata_url` is
-    where an EC2 instance learns about itself."""
+    where an EC2 instance learns about itself. A pool's host is given back after `host_idle_s` without a replica."""
 
     data_dir: Path
     redis_url: str = ""
@@ -28,6 +28,7 @@ class Settings:
     cluster: str = ""
     pool: str = ""
     metadata_url: str = METADATA_URL
+    host_idle_s: float = 30.0
 
     @property
     def store(self) -> str:
@@ -43,7 +44,7 @@ class Settings:
 
 def from_environment() -> Settings:
     """STOKER_DATA, STOKER_REDIS, STOKER_STORE, STOKER_LEASE_MS, STOKER_LOG_LEVEL, STOKER_SECRET, STOKER_AUTH,
-    STOKER_CLUSTER, STOKER_POOL, and AWS_EC2_METADATA_SERVICE_ENDPOINT as boto3 knows it."""
+    STOKER_CLUSTER, STOKER_POOL, STOKER_HOST_IDLE_S, and AWS_EC2_METADATA_SERVICE_ENDPOINT as boto3 knows it."""
     return Settings(
         data_dir=Path(os.environ.get("STOKER_DATA", ".stoker")).resolve(),
         redis_url=os.environ.get("STOKER_REDIS", ""),
@@ -55,6 +56,7 @@ def from_environment() -> Settings:
         cluster=os.environ.get("STOKER_CLUSTER", ""),
         pool=os.environ.get("STOKER_POOL", ""),
         metadata_url=os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", METADATA_URL),
+        host_idle_s=float(os.environ.get("STOKER_HOST_IDLE_S", "30")),
     )
 
 
@@ -70,5 +72,6 @@ def to_environment(settings: Settings) -> dict[str, str]:
         "STOKER_AUTH": settings.auth,
         "STOKER_CLUSTER": settings.cluster,
         "STOKER_POOL": settings.pool,
+        "STOKER_HOST_IDLE_S": str(settings.host_idle_s),
         "AWS_EC2_METADATA_SERVICE_ENDPOINT": settings.metadata_url,
     }

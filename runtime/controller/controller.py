@@ -8,7 +8,7 @@ import logging
 import signal
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,15 +19,17 @@ from stoker.queue.broker import Broker
 from stoker.queue.client import connect
 from stoker.queue.cluster import BELL, Cluster, Host, Signal
 from stoker.queue.records import Backlog
+from stoker.runtime.controller.fleet_plan import Orders, must_leave
+from stoker.runtime.controller.fleet_report import Told, fleet_report
+from stoker.runtime.controller.leader import Leadership
 from stoker.runtime.controller.payload_sweep import sweep_forever
 from stoker.runtime.controller.policy import Wanted, decide
-from stoker.runtime.controller.policy_state import Decision, Demand, Failures, Memory, Placed, View
+from stoker.runtime.controller.policy_state import Decision, Demand, Failures, Memory, Placed, Rules, View
 from stoker.runtime.controller.provider import Provider
 from stoker.runtime.settings import Settings
 from stoker.runtime.spec import FunctionSpec, readable
 
 SWEEP_S = 0.25
-LEASE_MS = 3_000
 
 log = logging.getLogger("stoker.controller")
 
@@ -35,43 +37,60 @@ log = logging.getLogger("stoker.controller")
 class Controller:
     """One of possibly several; only the one that holds the lease acts."""
 
-    def __init__(self, broker: Broker, cluster: Cluster, provider: Provider) -> None:
-        self.id = f"controller-{uuid.uuid4().hex[:8]}"
+    def __init__(
+        self, broker: Broker, cluster: Cluster, leadership: Leadership, provider: Provider, rules: Rules
+    ) -> None:
         self._broker = broker
         self._cluster = cluster
+        self._leadership = leadership
         self._provider = provider
+        self._rules = rules
         self._failures: Mapping[str, Failures] = {}
         self._memory = Memory()
+        self._told = Told()
 
     async def run(self, bell: Signal, stop: asyncio.Event) -> None:
-        while not stop.is_set():
-            try:
-                await self.sweep()
-            except RedisError as error:
-                log.warning("sweep: %s", error)
-            except Exception:
-                log.exception("sweep failed")
-            await bell.wait(SWEEP_S)
-        await self._cluster.release_leadership(self.id)
+        providing = asyncio.create_task(self._provider.run())
+        try:
+            while not stop.is_set():
+                await self._try_sweep()
+                await bell.wait(SWEEP_S)
+        finally:
+            providing.cancel()
+            await asyncio.gather(providing, return_exceptions=True)
+        await self._leadership.release()
+
+    async def _try_sweep(self) -> None:
+        try:
+            await self.sweep()
+        except RedisError as error:
+            log.warning("sweep: %s", error)
+        except Exception:
+            log.exception("sweep failed")
 
     async def sweep(self) -> None:
-        if not await self._cluster.acquire_leadership(self.id, LEASE_MS):
+        if not await self._leadership.acquire():
             return
         hosts = await self._cluster.hosts()
         specs = readable(await self._cluster.functions())
         await self._tick(set(specs))
         backlogs = await self._broker.backlogs(list(specs))
         wanted = await self._cluster.wanted()
-        now = time.monotonic()
-        decision = decide(replace(view_of(now, specs, backlogs, hosts, wanted, self._failures), memory=self._memory))
+        now, fleet = time.monotonic(), self._provider.fleet(hosts)
+        view = view_of(now, specs, backlogs, hosts, wanted, self._failures)
+        view = replace(view, memory=self._memory, rules=self._rules, pools=fleet.pools, machines=fleet.machines)
+        decision = decide(view)
         self._memory = decision.memory
         if decision.failures != self._failures:
             self._failures = decision.failures
             await self._cluster.report_failing(failing_functions(decision.failures, now, time.time()))
         after = merge(decision, wanted, specs)
-        if after != wanted and await self._cluster.write_wanted(self.id, after):
+        if after != wanted:
+            if not await self._cluster.write_wanted(self._leadership.candidate, after):
+                return
             log.info("wanted: %s", summary(after))
-        await self._provider.reconcile(hosts)
+        self._provider.order(Orders(decision.hosts, frozenset(decision.retire), frozenset(after)))
+        await self._told.tell(self._cluster, fleet_report(fleet, hosts, decision.reasons))
 
     async def _tick(self, deployed: set[str]) -> None:
         for function in deployed | set(await self._broker.functions_with_work()):
@@ -93,7 +112,7 @@ def view_of(
         for host, replicas in wanted.items()
         for id, record in replicas.items()
     ]
-    devices = {id: host.body["devices"] for id, host in hosts.items()}
+    devices = {id: host.body["devices"] for id, host in hosts.items() if not must_leave(host.body)}
     return View(now, specs, demands, devices, tuple(placed), failures)
 
 
@@ -151,7 +170,10 @@ def summary(wanted: Wanted) -> str:
     return ", ".join(f"{host}: {sorted(replicas)}" for host, replicas in sorted(wanted.items())) or "nothing"
 
 
-async def serve(settings: Settings, provider_factory: Any) -> None:
+MakeProvider = Callable[[Cluster, Leadership], Provider]
+
+
+async def serve(settings: Settings, make_provider: MakeProvider) -> None:
     """Runs a controller until SIGTERM or SIGINT."""
     client = connect(settings.redis_url)
     stop = asyncio.Event()
@@ -165,8 +187,10 @@ async def serve(settings: Settings, provider_factory: Any) -> None:
     stopping.add_done_callback(lambda _: bell.ring())
     broker = Broker(client, lease_ms=settings.lease_ms)
     sweeping = asyncio.create_task(sweep_forever(open_store(settings.store), broker))
+    leadership = Leadership(cluster, f"controller-{uuid.uuid4().hex[:8]}")
+    rules = Rules(host_idle_s=settings.host_idle_s)
     try:
-        await Controller(broker, cluster, provider_factory(cluster)).run(bell, stop)
+        await Controller(broker, cluster, leadership, make_provider(cluster, leadership), rules).run(bell, stop)
     finally:
         sweeping.cancel()
         await asyncio.gather(sweeping, return_exceptions=True)

@@ -102,7 +102,14 @@ class Agent:
         if notice != self._notice and not self._leaving:
             log.warning("this host is told to leave: %s", notice)
             self._notice = notice
+            if self._leaving:
+                self._hurry()
             await self._report()
+
+    def _hurry(self) -> None:
+        """Replicas that were draining at leisure get as long as the host has."""
+        for id in [id for id, replica in self._replicas.items() if replica.state == "draining"]:
+            self._stop(id)
 
     @property
     def _leaving(self) -> bool:
@@ -137,7 +144,7 @@ class Agent:
         if replica.state == "failed":
             del self._replicas[id]
             return
-        grace_s = math.inf if finish and not self._notice else drain_s(self._notice, time.time())
+        grace_s = math.inf if finish and not self._leaving else drain_s(self._notice, time.time())
         task = asyncio.create_task(replica.stop(grace_s))
         self._stopping.add(task)
         task.add_done_callback(self._stopping.discard)
@@ -190,7 +197,9 @@ class Agent:
 
 def drain_s(notice: Notice | None, now: float) -> float:
     """How long running work may take on a host with this notice."""
-    return min(DRAIN_S, max(0.0, notice.at - now - HAND_BACK_S)) if notice and notice.at else DRAIN_S
+    if notice is None or not notice.final or not notice.at:
+        return DRAIN_S
+    return min(DRAIN_S, max(0.0, notice.at - now - HAND_BACK_S))
 
 
 def facts_of(settings: Settings, identity: Identity | None) -> dict[str, Any]:
