@@ -7,12 +7,14 @@ the step before they return: a stream whose work is always done, in the same ord
 
 from array import array
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from stoker.coldstart.arrival import Arrival
 from stoker.kernels import ops
 from stoker.runtime.engine import model
 from stoker.runtime.engine.batch import Bucket, mark_sent, pack
@@ -86,11 +88,17 @@ class Runner:
         return self.table.batch(self._receive(work))
 
     def warm_up(self) -> None:
-        """Runs every kind of step once on a GPU, so that no kernel is ever compiled while a request waits for it."""
-        if self._on_gpu:
+        """Runs every kind of step once on a GPU, so that no kernel is ever compiled or loaded while a request waits for
+        it. A few layers stand for all, and may be empty still: nothing here waits for weights."""
+        if not self._on_gpu:
+            return
+        weights, self.weights = self.weights, samples_of(self.weights, self._config.windows)
+        try:
             for shape in warm_up_shapes(self._options):
                 self.run([self.dummy_work(shape.start, shape.tokens)] * shape.sequences)
-            self.kv[NULL_BLOCK].zero_()
+        finally:
+            self.weights = weights
+        self.kv[NULL_BLOCK].zero_()
 
     @torch.inference_mode()
     def capture_one(self) -> bool:
@@ -159,6 +167,12 @@ def warm_up_shapes(options: EngineOptions) -> list[Shape]:
     one = [Shape(1, 0, count) for count in prompts]
     many = [Shape(min(options.max_seqs, options.token_budget // count), 0, count) for count in prompts]
     return decode + one + many
+
+
+def samples_of(weights: ModelWeights, windows: Seq[int]) -> ModelWeights:
+    """So many of the first layers that every kind of attention is among those before the last, which computes less."""
+    kinds = 1 + max(windows.index(window) for window in windows)
+    return replace(weights, layers=weights.layers[: kinds + 1], arrival=Arrival(0))
 
 
 def outcome(token: int) -> Outcome:

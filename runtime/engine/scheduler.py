@@ -80,7 +80,7 @@ class Scheduler:
         work: list[Work] = []
         budget = self._token_budget
         needs = [(sequence, sequence.remaining) for sequence in self.running]
-        decoding = [need for need in needs if need[1] == 1]
+        decoding = shortest_first([need for need in needs if need[1] == 1])
         for sequence, remaining in decoding + [need for need in needs if need[1] > 1]:
             budget -= self._append(work, sequence, remaining, budget)
         if not crowded:
@@ -231,6 +231,11 @@ class Scheduler:
         if sequence.row != NO_ROW:
             self._rows.append(sequence.row)
         sequence.restart()
+
+
+def shortest_first(decoding: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
+    """Attention starts with the last rows: the longest contexts first leave short ones to even out the end."""
+    return sorted(decoding, key=lambda need: need[0].computed)
 
 
 def rows_for(max_seqs: int) -> int:

@@ -1,10 +1,12 @@
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from stoker.coldstart.arrival import Arrival
 from stoker.runtime.engine.options import EngineOptions
 from stoker.runtime.engine.request import GenerationRequest, SamplingParams
-from stoker.runtime.engine.runner import NON_FINITE, outcome, warm_up_shapes
+from stoker.runtime.engine.runner import NON_FINITE, outcome, samples_of, warm_up_shapes
 from stoker.runtime.engine.scheduler import Outcome
 
 if TYPE_CHECKING:
@@ -48,6 +50,17 @@ def test_running_the_same_work_again_changes_nothing(tiny: "TinyModel") -> None:
         assert engine.runner.run(work) == first
         assert engine.runner.kv.equal(kv)
         engine.scheduler.commit(work, first)
+
+
+@pytest.mark.parametrize(("windows", "layers"), [((0, 0, 0, 0), 2), ((0, 8, 8, 8), 3), ((8, 8, 8, 0), 4), ((0,), 1)])
+def test_a_warm_up_takes_the_layers_that_show_every_kind_of_attention_and_waits_for_no_weights(
+    tiny: "TinyModel", windows: tuple[int, ...], layers: int
+) -> None:
+    weights = tiny.engine().runner.weights
+    whole = replace(weights, layers=[weights.layers[0]] * len(windows), arrival=Arrival(5))
+    chosen = samples_of(whole, windows)
+    assert len(chosen.layers) == layers
+    assert chosen.arrival.done and not whole.arrival.done
 
 
 def test_a_negative_token_is_an_error() -> None:

@@ -74,8 +74,8 @@ def test_decoding_goes_on_beside_a_long_prompt_and_never_waits_for_it() -> None:
     bench.steps(5)
     assert bench.step()[0] == [("long", 100, 1), ("short", 0, 5)]
     bench.add("next", 100)
-    assert bench.step()[0] == [("long", 101, 1), ("short", 5, 1), ("next", 0, 18)]
-    assert bench.step()[0] == [("long", 102, 1), ("short", 6, 1), ("next", 18, 18)]
+    assert bench.step()[0] == [("short", 5, 1), ("long", 101, 1), ("next", 0, 18)]
+    assert bench.step()[0] == [("short", 6, 1), ("long", 102, 1), ("next", 18, 18)]
 
 
 def test_decoding_goes_first_even_if_the_long_prompt_came_earlier() -> None:
@@ -162,7 +162,7 @@ def test_a_burst_with_a_shared_prefix_computes_it_once() -> None:
     assert bench.step()[0] == [("a", 0, 40)]
     # b, c, d wait for what a computes; the unrelated one goes ahead.
     assert bench.step()[0] == [("a", 40, 25), ("other", 0, 10)]
-    assert bench.step()[0] == [("a", 65, 1), ("other", 10, 1), ("b", 64, 1), ("c", 64, 1), ("d", 64, 1)]
+    assert bench.step()[0] == [("other", 10, 1), ("a", 65, 1), ("b", 64, 1), ("c", 64, 1), ("d", 64, 1)]
     assert bench.scheduler.computed_tokens == 40 + 35 + 5
 
 
