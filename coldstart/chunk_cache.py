@@ -9,7 +9,9 @@ whoever may write there may replace the weights anyway.
 import fcntl
 import hashlib
 import logging
+import math
 import os
+import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -25,6 +27,8 @@ from stoker.coldstart.store import ReadWatch
 
 PARTIAL = ".part"
 BROKEN_FOR_S = 60.0
+SCAN_S = 1.0
+CLOCK_S = 0.05
 
 log = logging.getLogger("stoker.coldstart")
 
@@ -60,18 +64,23 @@ class Claim:
 
     def commit(self, data: memoryview, chunk: Chunk) -> None:
         """Keeps verified bytes. Never raises for what the disk does."""
-        if self._fd < 0:
-            return
         try:
-            if self._cache.make_room(chunk.length):
-                os.ftruncate(self._fd, 0)
-                write_all(self._fd, data)
-                os.rename(self._part, self._final)
+            if self._fd >= 0 and self._cache.make_room(chunk.length):
+                self._write(data)
         except OSError as error:
-            with suppress(OSError):
-                os.ftruncate(self._fd, 0)
             self._cache.note_failure(error)
         self.abandon()
+
+    def _write(self, data: memoryview) -> None:
+        try:
+            os.ftruncate(self._fd, 0)
+            write_all(self._fd, data)
+        except OSError:
+            self._cache.settle(len(data), None, self._final)
+            with suppress(OSError):
+                os.ftruncate(self._fd, 0)
+            raise
+        self._cache.settle(len(data), self._part, self._final)
 
     def abandon(self) -> None:
         if self._fd >= 0:
@@ -80,15 +89,24 @@ class Claim:
 
 
 class ChunkCache:
-    """One load's view of the folder: what was used since this object was made is not evicted for what it adds, so that
-    a model larger than the cache keeps the part that fits."""
+    """One load's view of the folder: what it has used or will use is not evicted for what it adds, so that a model
+    larger than the cache keeps the part that fits."""
 
     _outages: ClassVar[dict[Path, float]] = {}
 
     def __init__(self, folder: Path, max_bytes: int, url: str) -> None:
         self.folder, self.domain, self._max_bytes = folder, domain_of(url), max_bytes
-        self._opened = time.time()
-        self._used: int | None = None
+        # File times come from a coarser clock than this one.
+        self._opened = time.time() - CLOCK_S
+        self._lock = threading.Lock()
+        self._used = self._reserved = 0
+        self._scanned_at = -math.inf
+
+    def keep(self, chunks: Iterable[Chunk]) -> None:
+        """Marks those that are there as just used: this load is going to."""
+        for chunk in chunks:
+            with suppress(OSError):
+                os.utime(self._path(chunk))
 
     def locate(self, chunk: Chunk) -> Path | None:
         """The file that holds exactly this chunk. Unverified; it may be evicted at any time, but is never rewritten."""
@@ -137,18 +155,35 @@ class ChunkCache:
         return Claim(self, fd, part, final)
 
     def make_room(self, length: int) -> bool:
-        """Evicts until `length` more bytes fit; False when that would take what this load uses itself."""
-        if self._used is None or self._used + length > self._max_bytes:
-            entries = list(scan(self.folder))
-            self._used = sum(entry.size for entry in entries)
-            chosen = victims(entries, self._used + length - self._max_bytes, self._opened)
-            if chosen is None:
+        """Reserves `length` bytes, to be followed by `settle`; evicts what it takes. False when that would take what
+        this load uses itself. What other processes write is seen when the folder is looked at again, within a second:
+        until then the bound may be exceeded by that much."""
+        with self._lock:
+            if self._used + length > self._max_bytes or time.monotonic() - self._scanned_at > SCAN_S:
+                self._used, self._scanned_at = self._evict(length), time.monotonic()
+            if self._used + length > self._max_bytes:
                 return False
-            for entry in chosen:
-                entry.path.unlink(missing_ok=True)
-                self._used -= entry.size
-        self._used += length
-        return True
+            self._used += length
+            self._reserved += length
+            return True
+
+    def settle(self, length: int, part: Path | None, final: Path) -> None:
+        """Reserved bytes become a file, in one step with the bookkeeping, or are given back."""
+        with self._lock:
+            self._reserved -= length
+            if part is None:
+                self._used -= length
+            else:
+                os.rename(part, final)
+
+    def _evict(self, length: int) -> int:
+        """Bytes in use after evicting what `length` more bytes need, if that is enough."""
+        entries = list(scan(self.folder))
+        used = sum(entry.size for entry in entries) + self._reserved
+        for entry in victims(entries, used + length - self._max_bytes, self._opened) or []:
+            entry.path.unlink(missing_ok=True)
+            used -= entry.size
+        return used
 
     def note_failure(self, error: OSError) -> None:
         """One warning per outage; nothing is written until it is over."""

@@ -64,6 +64,8 @@ class Fetcher:
         self.total_bytes = manifest.total_bytes
 
     def start(self) -> None:
+        if self._cache:
+            self._cache.keep(self._chunks)
         with self._changed:
             self._started = self._measured_at = time.monotonic()
             self._match_threads()
