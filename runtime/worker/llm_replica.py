@@ -159,7 +159,8 @@ class LlmReplica(Replica):
 
     def _on_frame(self, frame: Frame) -> None:
         match frame["t"]:
-            case "deltas":
+            # A request that crossed the news of a failed load belongs to `take_work`, which raises that failure.
+            case "deltas" if not failed(self._loaded):
                 for item in frame["items"]:
                     self._on_delta(*item)
             case "slot_free" if self._feed:
@@ -217,6 +218,10 @@ class LlmReplica(Replica):
 def request_id(claim: Claim) -> str:
     """The engine's name for one attempt: what an earlier one still sends can't be taken for this one's tokens."""
     return f"{claim.job_id}/{claim.fence}"
+
+
+def failed(future: asyncio.Future[Any]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is not None
 
 
 def succeeded(task: asyncio.Task[Any]) -> bool:
