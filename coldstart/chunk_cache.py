@@ -187,9 +187,10 @@ class ChunkCache:
 
     def note_failure(self, error: OSError) -> None:
         """One warning per outage; nothing is written until it is over."""
-        if not self._out_of_order():
-            log.warning("the weight cache %s can't be used, loading without it: %s", self.folder, error)
-        self._outages[self.folder] = time.monotonic() + BROKEN_FOR_S
+        with self._lock:
+            if not self._out_of_order():
+                log.warning("the weight cache %s can't be used, loading without it: %s", self.folder, error)
+            self._outages[self.folder] = time.monotonic() + BROKEN_FOR_S
 
     def _out_of_order(self) -> bool:
         return time.monotonic() < self._outages.get(self.folder, 0.0)

@@ -40,6 +40,7 @@ class FaultServer(ThreadingHTTPServer):
         self.ranges: list[tuple[str, str]] = []
         self.headers: list[dict[str, str]] = []
         self.on_range: Callable[[int], None] = lambda count: None
+        self.admits: Callable[[str], bool] = lambda target: True
         self.resume = threading.Event()
         self.connections = 0
         self.crawled = 0
@@ -83,6 +84,8 @@ class FaultHandler(BaseHTTPRequestHandler):
         etag = self.server.etags[path]
         if fault in ERROR_CODES:
             return self.refuse(fault)
+        if not self.server.admits(self.path):
+            return self.refuse("expired")
         if self.headers.get("If-Match", etag) != etag:
             return self.refuse("412")
         start, end = (int(number) for number in self.headers["Range"].removeprefix("bytes=").split("-"))
