@@ -9,8 +9,10 @@ import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.runtime.cache import triton_key
 
 _KERNELS: list[Any] = []
+_ORIGINS = {"compiled": 0, "restored": 0}
 
 
 def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
@@ -25,6 +27,26 @@ def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
 def compiled_variants() -> int:
     """Kernel variants made since the process started; a request that raises it has waited for a compiler."""
     return sum(len(cache[0]) for kernel in _KERNELS for cache in kernel.device_caches.values())
+
+
+def origins() -> dict[str, int]:
+    """How many of them were compiled here, and how many found compiled in Triton's cache."""
+    return dict(_ORIGINS)
+
+
+def note_origin(*, cache_hit: bool, **_: Any) -> None:
+    _ORIGINS["restored" if cache_hit else "compiled"] += 1
+
+
+triton.knobs.compilation.listener = note_origin
+
+
+def prime() -> None:
+    """Computes what no device decides of the names of compiled kernels: hashes of all of Triton, which take most of a
+    second, and of every kernel's source. Processes forked later have them."""
+    triton_key()
+    for kernel in _KERNELS:
+        _ = kernel.cache_key
 
 
 @cache

@@ -4,6 +4,7 @@ import argparse
 
 from stoker.coldstart.zygote import serve
 from stoker.runtime.processes import die_with_parent
+from stoker.runtime.worker.devices import find_devices
 
 MODULES = [
     "torch",
@@ -11,13 +12,15 @@ MODULES = [
     "stoker.runtime.engine.process",
     "stoker.runtime.worker.function_process",
 ]
+GPU_MODULES = ["stoker.runtime.engine.primed"]
 
 
 def main() -> None:
     die_with_parent()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--socket-fd", type=int, required=True)
-    serve(parser.parse_args().socket_fd, MODULES)
+    with_gpu = find_devices() != ["cpu"]
+    serve(parser.parse_args().socket_fd, MODULES + (GPU_MODULES if with_gpu else []))
 
 
 if __name__ == "__main__":

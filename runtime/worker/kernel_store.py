@@ -1,0 +1,167 @@
+"""Compiled kernels of this host's engines: kept as artifacts on disk and in the operator's object store, one for each
+model, and put in place before the engine's first launch.
+
+Artifacts hold native code, so they are kept in the deployment's own store, not beside weights that may come from
+anywhere. Every engine process starts with an empty cache folder of its own: nothing is taken from a folder that some
+process left behind, only from artifacts whose checksums are right.
+"""
+
+import logging
+import platform
+import shutil
+import sys
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from stoker.coldstart.failures import ColdStartError, ObjectMissing
+from stoker.coldstart.kernel_cache import (
+    KernelsUnusable,
+    artifact_key,
+    checked,
+    file_names,
+    pack,
+    unpack,
+    write_atomically,
+)
+from stoker.coldstart.store import ObjectStore
+
+PACKAGES = ("triton", "torch")
+GPU_FACTS = Path("/proc/driver/nvidia/gpus")
+PREFIX = "kernels"
+
+log = logging.getLogger("stoker.worker")
+
+
+@dataclass
+class Restored:
+    """What came before the engine's first launch: an artifact, or nothing, and the files that are then in place."""
+
+    source: str = "none"
+    artifact: bytes = b""
+    began_ns: int = field(default_factory=time.monotonic_ns)
+    ended_ns: int = 0
+    files: frozenset[str] = frozenset()
+
+    def phase(self) -> dict[str, Any]:
+        facts = {"source": self.source, "files": len(self.files)}
+        times = {"start_ns": self.began_ns, "end_ns": self.ended_ns}
+        return {"name": "kernel restore", **times, "bytes": len(self.artifact), "facts": facts}
+
+
+@dataclass
+class KernelStore:
+    """Blocking calls; they raise nothing but programming errors: without an artifact, kernels are compiled."""
+
+    folder: Path
+    store: ObjectStore
+    gpu: str
+
+    @cached_property
+    def key(self) -> str:
+        return artifact_key(compiler_facts(self.gpu), kernel_sources())
+
+    def read(self, model: str) -> Restored:
+        """From disk, else from the store (then also kept on disk)."""
+        found = Restored()
+        if artifact := self._read_disk(model):
+            found.source, found.artifact = "disk", artifact
+        elif artifact := self._read_store(model):
+            found.source, found.artifact = "store", artifact
+            self._write_disk(model, artifact)
+        return found
+
+    def place(self, found: Restored, cache: Path) -> None:
+        if found.artifact:
+            unpack(found.artifact, self.key, cache)
+        found.files = file_names(cache)
+        found.ended_ns = time.monotonic_ns()
+
+    def keep(self, model: str, found: Restored, cache: Path) -> bool:
+        """Makes the artifact of what the engine has in its cache; False when that is what was found."""
+        if found.artifact and file_names(cache) == found.files:
+            return False
+        artifact = pack(cache, self.key)
+        self._write_disk(model, artifact)
+        try:
+            self.store.write(self._object(model), artifact)
+        except ColdStartError as error:
+            log.warning("compiled kernels stay on this host: %s", error)
+        return True
+
+    def _read_disk(self, model: str) -> bytes:
+        path = self._path(model)
+        try:
+            return self._usable(path.read_bytes(), str(path))
+        except FileNotFoundError:
+            return b""
+
+    def _write_disk(self, model: str, artifact: bytes) -> None:
+        try:
+            write_atomically(self._path(model), artifact)
+        except OSError as error:
+            log.warning("compiled kernels can't be kept on disk: %s", error)
+
+    def _read_store(self, model: str) -> bytes:
+        try:
+            return self._usable(self.store.read(self._object(model)), self._object(model))
+        except ObjectMissing:
+            return b""
+        except ColdStartError as error:
+            log.warning("compiled kernels can't be fetched: %s", error)
+            return b""
+
+    def _usable(self, artifact: bytes, where: str) -> bytes:
+        try:
+            checked(artifact, self.key)
+        except KernelsUnusable as error:
+            log.warning("%s: %s", where, error)
+            return b""
+        return artifact
+
+    def _path(self, model: str) -> Path:
+        return self.folder / f"{self.key[:16]}-{model}.kernels"
+
+    def _object(self, model: str) -> str:
+        return f"{PREFIX}/{self.key}/{model}"
+
+
+def empty_folder(path: Path) -> Path:
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    return path
+
+
+def compiler_facts(gpu: str) -> dict[str, str]:
+    """What compiled kernels depend on besides their source. The driver is not part of it: it takes older code."""
+    python = f"{sys.implementation.cache_tag}-{platform.machine()}"
+    return {"gpu": gpu, "python": python, **{name: installed(name) for name in PACKAGES}}
+
+
+def installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def kernel_sources() -> list[Path]:
+    """Every file that holds a kernel or decides how one is compiled; found without importing any."""
+    engine = Path(__file__).parents[1] / "engine"
+    spec = find_spec("stoker.kernels")
+    folders = spec.submodule_search_locations if spec else None
+    kernels = [path for folder in folders or () for path in Path(folder).iterdir() if path.suffix in (".py", ".json")]
+    return [*kernels, engine / "prepare.py"]
+
+
+def gpu_model(device: str, facts: Path = GPU_FACTS) -> str:
+    """What the driver calls the GPU of `cuda:N`; "" on a CPU, or where the driver tells nothing."""
+    index = int(device.partition(":")[2] or 0)
+    files = sorted(facts.glob("*/information")) if device != "cpu" and facts.is_dir() else []
+    lines = files[index].read_text().splitlines() if index < len(files) else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    return names[0] if names else ""
