@@ -5,7 +5,9 @@ device always has work; the tokens in between are known to the device alone."""
 import logging
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,12 +15,17 @@ from stoker.runtime.engine.blocks import BlockPool
 from stoker.runtime.engine.config import ModelConfig
 from stoker.runtime.engine.options import EngineOptions
 from stoker.runtime.engine.prefix import root_key
-from stoker.runtime.engine.request import Delta, GenerationRequest, validate
+from stoker.runtime.engine.request import Delta, GenerationRequest, require, validate
 from stoker.runtime.engine.runner import Launched, Runner
 from stoker.runtime.engine.scheduler import Outcome, Scheduler, Work, delta
 from stoker.runtime.engine.sequence import Sequence
 from stoker.runtime.engine.sizing import free_bytes, kv_size
 from stoker.runtime.engine.weights import ModelWeights
+
+if TYPE_CHECKING:
+    from stoker.runtime.engine.grammars import Follower, Grammars
+
+COMPILE_PAUSE_S = 0.01
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +50,7 @@ class Engine:
         self._revision = revision
         self._in_flight: Launched | None = None
         self._sequences: dict[str, Sequence] = {}
+        self._compiling: dict[str, Future[Follower]] = {}
         self._outbox: list[Delta] = []
         self._arrivals = 0
         self._steps = 0
@@ -58,25 +66,36 @@ class Engine:
         if len(sequence.tokens) == sequence.end:
             self._outbox.append(delta(sequence, [], "length"))
             return
+        grammar = request.params.grammar
+        if grammar:
+            require(self.grammars is not None, "this model was loaded without a tokenizer: it can't follow a grammar")
+            assert self.grammars is not None
+            self._compiling[request.id] = self.grammars.compile(grammar)
+        else:
+            self.scheduler.add(sequence)
         self._sequences[request.id] = sequence
-        self.scheduler.add(sequence)
 
     def abort(self, request_id: str) -> None:
         """Frees what no step in flight still writes; the next step reports "abort", whatever the one in flight finds.
         An unknown or finished id is ignored."""
         if sequence := self._sequences.pop(request_id, None):
             self._outbox.append(delta(sequence, [], "abort"))
-            self.scheduler.remove(sequence)
+            self._remove(sequence)
 
     def step(self) -> list[Delta]:
         """Launches the next step and returns the tokens of the oldest one under way: with asynchronous scheduling the
         one before, so that the first call returns none."""
+        if self._compiling:
+            self._admit_compiled()
         work = self.scheduler.schedule()
-        if not work and not self._in_flight and self._sequences:
+        if not work and not self._in_flight and len(self._sequences) > len(self._compiling):
             raise RuntimeError(f"no progress is possible: {self.stats()}")
         launched, failed = self._launch(work) if work else (None, False)
         before, self._in_flight = self._in_flight, launched
         deltas = self._settle(before) if before else []
+        if launched and not self._finish(launched):
+            failed, launched = True, None
+            self._in_flight = None
         if failed:
             deltas += self._commit(work, [self._alone(item) for item in work])
         elif launched and self.options.async_scheduling == "off":
@@ -84,6 +103,15 @@ class Engine:
             deltas += self._settle(launched)
         earlier, self._outbox = self._outbox, []
         return earlier + deltas
+
+    @property
+    def grammars(self) -> "Grammars | None":
+        """Set it, and requests may ask for a grammar."""
+        return self.runner.grammars
+
+    @grammars.setter
+    def grammars(self, grammars: "Grammars") -> None:
+        self.runner.grammars = grammars
 
     @property
     def in_flight(self) -> Seq[Work]:
@@ -101,7 +129,7 @@ class Engine:
         """Ends every request with `error`."""
         deltas = [*self._outbox, *(delta(sequence, [], "error", error) for sequence in self._sequences.values())]
         for sequence in self._sequences.values():
-            self.scheduler.remove(sequence)
+            self._remove(sequence)
         self._sequences, self._outbox = {}, []
         if launched := self._in_flight:
             self._in_flight = None
@@ -140,6 +168,26 @@ class Engine:
                 tokens[item.request_id] += item.tokens
         return tokens
 
+    def _remove(self, sequence: Sequence) -> None:
+        if compiling := self._compiling.pop(sequence.id, None):
+            compiling.cancel()
+        else:
+            self.scheduler.remove(sequence)
+
+    def _admit_compiled(self) -> None:
+        """Sequences whose grammar is ready wait with the others from now on; without any others, this waits for one."""
+        idle = len(self._sequences) == len(self._compiling) and not self._in_flight
+        wait(self._compiling.values(), COMPILE_PAUSE_S if idle else 0, FIRST_COMPLETED)
+        for id, compiling in [item for item in self._compiling.items() if item[1].done()]:
+            del self._compiling[id]
+            sequence = self._sequences[id]
+            try:
+                sequence.follower = compiling.result()
+                self.scheduler.add(sequence)
+            except Exception as error:
+                del self._sequences[id]
+                self._outbox.append(delta(sequence, [], "error", str(error)))
+
     def _launch(self, work: list[Work]) -> tuple[Launched | None, bool]:
         """The step under way, or None and True when it couldn't be launched."""
         self._steps += 1
@@ -151,6 +199,16 @@ class Engine:
         except Exception:
             log.exception("a step of %d sequences failed", len(work))
             return None, True
+
+    def _finish(self, launched: Launched) -> bool:
+        try:
+            self.runner.finish(launched)
+        except torch.AcceleratorError:
+            raise
+        except Exception:
+            log.exception("sampling for %d sequences failed", len(launched.work))
+            return False
+        return True
 
     def _alone(self, item: Work) -> Outcome:
         """One sequence of a failed step by itself, so that only those to blame fail."""

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,7 +32,15 @@ DRIVER_BYTES_PER_LAYER = 128 << 10
 POOL_BYTES = 128 << 20
 """cuBLAS's workspace for the capturing stream, and what the allocator rounds up."""
 
-Compute = Callable[[Bucket], torch.Tensor]
+
+class Computed(NamedTuple):
+    """What a step leaves on the device until the next one: sampled tokens i64[S], and logits [S, V]."""
+
+    tokens: torch.Tensor
+    logits: torch.Tensor
+
+
+Compute = Callable[[Bucket], Computed]
 
 
 def buckets(config: ModelConfig, options: EngineOptions) -> list[Bucket]:
@@ -74,19 +82,19 @@ class Graphs:
         self._missing = self.choices[::-1] if options.cuda_graphs else []
         self._driver_bytes = config.num_layers * DRIVER_BYTES_PER_LAYER
         self._budget = budget
-        self._captured: dict[Bucket, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self._captured: dict[Bucket, tuple[torch.cuda.CUDAGraph, Computed]] = {}
         self._pool: Any = None
 
     def __len__(self) -> int:
         return len(self._captured)
 
-    def replay(self, bucket: Bucket) -> torch.Tensor | None:
-        """The sampled tokens, valid until the next replay; None when there is no graph for this bucket."""
+    def replay(self, bucket: Bucket) -> Computed | None:
+        """What is computed is valid until the next replay; None when there is no graph for this bucket."""
         if found := self._captured.get(bucket):
-            graph, tokens = found
+            graph, computed = found
             graph.replay()
             self.replays += 1
-            return tokens
+            return computed
         return None
 
     def next_missing(self) -> Bucket | None:
@@ -94,7 +102,7 @@ class Graphs:
         return self._missing[0] if self._missing and self.bytes < self._budget else None
 
     def capture(self, bucket: Bucket, compute: Compute) -> None:
-        """`compute` makes the sampled tokens from what the device was sent. It must have run eagerly for this bucket
+        """`compute` makes the tokens and logits from what the device was sent. It must have run eagerly for this bucket
         before, so that every kernel is loaded."""
         if bucket not in self._missing or self.bytes >= self._budget:
             return
@@ -108,7 +116,7 @@ class Graphs:
             self._missing = []
         self.bytes += torch.cuda.memory_reserved() - before + self._driver_bytes
 
-    def _record(self, bucket: Bucket, compute: Compute) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    def _record(self, bucket: Bucket, compute: Compute) -> tuple[torch.cuda.CUDAGraph, Computed]:
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph, main, side = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), capture_stream()
         side.wait_stream(main)
@@ -116,11 +124,29 @@ class Graphs:
             # Not torch.cuda.graph(): it waits for the device and collects garbage, while a step is in flight here.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                tokens = compute(bucket)
+                tokens, logits = compute(bucket)
             finally:
                 graph.capture_end()
         main.wait_stream(side)
-        return graph, tokens
+        # The next capture may use their memory again: logits outlive their step only until another one is replayed.
+        return graph, Computed(tokens, borrowed(logits))
+
+
+class Memory:
+    """A contiguous tensor of 16 or 32 bits as CUDA's array interface describes it, which owns nothing."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": tuple(tensor.shape),
+            "typestr": f"<i{tensor.element_size()}",
+            "data": (tensor.data_ptr(), False),
+            "version": 3,
+        }
+
+
+def borrowed(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory, which is not kept from being used again."""
+    return torch.as_tensor(Memory(tensor), device=tensor.device).view(tensor.dtype)
 
 
 @contextmanager

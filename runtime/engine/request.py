@@ -6,12 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
+MAX_BIASES = 1024
+MAX_TOP_LOGPROBS = 20
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """`temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off. `max_tokens` counts `prior` tokens too."""
+    """`temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off. `max_tokens` counts `prior` tokens too.
+
+    Penalties of 0 (`repetition_penalty`: of 1) are off; the latter also counts the prompt. `logit_bias` pairs tokens
+    with what is added to their logits. `logprobs`: of each token and that many likeliest ones (None: of none).
+    `grammar` is one of `runtime.grammar`.
+    """
 
     max_tokens: int
     temperature: float = 1.0
@@ -21,13 +29,32 @@ class SamplingParams:
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    grammar: str = ""
+
+    @property
+    def penalised(self) -> bool:
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
+
+    @property
+    def steered(self) -> bool:
+        """Whether plain sampling isn't enough."""
+        return self.penalised or bool(self.logit_bias) or self.logprobs is not None or bool(self.grammar)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SamplingParams":
         unknown = set(values) - {f.name for f in fields(cls)}
         require(not unknown, f"unknown sampling parameter(s): {', '.join(sorted(unknown))}")
         require("max_tokens" in values, "max_tokens is missing")
-        return cls(**{**values, "stop_token_ids": tuple(values.get("stop_token_ids", ()))})
+        lists = {
+            "stop_token_ids": tuple(values.get("stop_token_ids", ())),
+            "logit_bias": tuple((token, bias) for token, bias in values.get("logit_bias", ())),
+        }
+        return cls(**{**values, **lists})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +69,17 @@ class GenerationRequest:
     cache_salt: bytes = b""
 
 
+class TokenLogprobs(NamedTuple):
+    """Of one token, and of the likeliest ones in its place, most likely first."""
+
+    logprob: float
+    ids: list[int]
+    logprobs: list[float]
+
+
 class Delta(NamedTuple):
-    """New tokens of one request. `cached_tokens` of the `prompt_tokens` came from the prefix cache."""
+    """New tokens of one request. `cached_tokens` of the `prompt_tokens` came from the prefix cache. `logprobs` has an
+    entry for each token if the request asked for them."""
 
     request_id: str
     tokens: list[int]
@@ -51,6 +87,7 @@ class Delta(NamedTuple):
     error: str = ""
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    logprobs: Sequence[TokenLogprobs] = ()
 
 
 def validate(request: GenerationRequest, vocab_size: int, max_model_len: int) -> None:
@@ -96,6 +133,32 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
     require(0 <= params.top_k < 2**31, f"top_k must be 0 (off) or more, not {params.top_k}")
     require(-(2**63) <= params.seed < 2**63, f"seed must fit in 64 bits, not {params.seed}")
     check_tokens("stop_token_ids", params.stop_token_ids, vocab_size)
+    check_steering(params, vocab_size)
+
+
+def check_steering(params: SamplingParams, vocab_size: int) -> None:
+    for name in ("presence_penalty", "frequency_penalty"):
+        require(is_within(getattr(params, name), -2, 2), f"{name} must be -2 to 2, not {getattr(params, name)!r}")
+    require(
+        is_within(params.repetition_penalty, 0.01, 100),
+        f"repetition_penalty must be 0.01 to 100, not {params.repetition_penalty!r}",
+    )
+    require(len(params.logit_bias) <= MAX_BIASES, f"logit_bias has more than {MAX_BIASES} entries")
+    ids = [token for token, _ in params.logit_bias]
+    check_tokens("logit_bias", ids, vocab_size)
+    require(len(set(ids)) == len(ids), "logit_bias names a token twice")
+    for token, bias in params.logit_bias:
+        require(is_within(bias, -100, 100), f"logit_bias of token {token} must be -100 to 100, not {bias!r}")
+    wanted = params.logprobs
+    require(
+        wanted is None or (type(wanted) is int and 0 <= wanted <= MAX_TOP_LOGPROBS),
+        f"logprobs must be 0 to {MAX_TOP_LOGPROBS}, not {wanted!r}",
+    )
+    require(isinstance(params.grammar, str), f"grammar must be a string, not {params.grammar!r}")
+
+
+def is_within(value: object, low: float, high: float) -> bool:
+    return isinstance(value, int | float) and low <= value <= high
 
 
 def require(condition: bool, message: str) -> None:

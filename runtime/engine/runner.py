@@ -7,9 +7,9 @@ the step before they return: a stream whose work is always done, in the same ord
 
 from array import array
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from stoker.runtime.engine import model
 from stoker.runtime.engine.batch import Bucket, mark_sent, pack
 from stoker.runtime.engine.blocks import NULL_BLOCK
 from stoker.runtime.engine.config import ModelConfig
-from stoker.runtime.engine.graphs import Graphs, fitting
+from stoker.runtime.engine.graphs import Computed, Graphs, fitting
 from stoker.runtime.engine.options import EngineOptions
 from stoker.runtime.engine.prefix import BLOCK_TOKENS
 from stoker.runtime.engine.request import GenerationRequest, SamplingParams
@@ -29,24 +29,39 @@ from stoker.runtime.engine.scheduler import Outcome, Work, rows_for
 from stoker.runtime.engine.sequence import Sequence, blocks_for
 from stoker.runtime.engine.sizing import KVSize, graph_reserve
 from stoker.runtime.engine.state import Batch, Table
+from stoker.runtime.engine.steering import Steered, Steering
 from stoker.runtime.engine.weights import ModelWeights
+
+if TYPE_CHECKING:
+    from stoker.runtime.engine.grammars import Grammars
 
 PROMPT_SIZES = (17, 600, 4096)
 NON_FINITE = "the model produced non-finite values (NaN or infinity) for this request"
 
 
-class Launched(NamedTuple):
-    """A step under way. `tokens` are on the host once `copied` (None: at once) has happened."""
+@dataclass(slots=True)
+class Launched:
+    """A step under way. `computed` waits to be steered (None: that is done, or not needed). `tokens` are on the host
+    once `copied` (None: at once) has happened."""
 
     work: Seq[Work]
+    computed: Computed | None
     tokens: torch.Tensor
-    copied: torch.cuda.Event | None
+    steered: Steered | None = None
+    copied: torch.cuda.Event | None = None
 
     def outcomes(self) -> list[Outcome]:
         """Waits for the step."""
         if self.copied:
             self.copied.synchronize()
-        return [outcome(token) for token in islice(self.tokens.tolist(), len(self.work))]
+        found = [outcome(token) for token in islice(self.tokens.tolist(), len(self.work))]
+        if self.steered:
+            for place, error in self.steered.errors.items():
+                found[place] = Outcome(-1, error)
+            for place, report in self.steered.reports().items():
+                if not found[place].error:
+                    found[place] = found[place]._replace(logprobs=report)
+        return found
 
 
 class Runner:
@@ -62,7 +77,9 @@ class Runner:
         rows, width = rows_for(options.max_seqs), blocks_for(options.max_model_len)
         self.table = Table(rows, width, largest, options.device)
         self.graphs = Graphs(config, options, graph_reserve(config, options))
+        self.grammars: Grammars | None = None
         self.may_capture = False
+        self._steering = Steering(config.vocab_size, options.device)
         self._on_gpu = options.device == "cuda"
         self._results = [torch.zeros(options.max_seqs, dtype=torch.int64, pin_memory=self._on_gpu) for _ in range(2)]
 
@@ -71,16 +88,29 @@ class Runner:
         """Queues one step. Before it, the outcomes of the step before the last must have been asked for. May be called
         again with the same work once its input tokens are known: it writes the same values to the same places."""
         bucket = self._receive(work)
-        tokens = self.graphs.replay(bucket)
-        if tokens is None:
-            launched = self._hand_over(work, self._compute(bucket))
-            if self.may_capture:
+        computed = self.graphs.replay(bucket)
+        if computed is None:
+            launched = self._launched(work, self._compute(bucket))
+            if self.may_capture and launched.computed is None:
                 self.graphs.capture(bucket, self._compute)
             return launched
-        return self._hand_over(work, tokens)
+        return self._launched(work, computed)
+
+    @torch.inference_mode()
+    def finish(self, launched: Launched) -> None:
+        """Completes a step whose rows ask for more than plain sampling, before the next one is launched. The outcomes
+        of the step before must have been committed: what comes next may depend on their tokens."""
+        if computed := launched.computed:
+            launched.computed = None
+            launched.steered = self._steering.sample(
+                launched.work, computed.logits, computed.tokens, self.table.last_token, self.grammars
+            )
+            self._hand_over(launched)
 
     def run(self, work: Seq[Work]) -> list[Outcome]:
-        return self.launch(work).outcomes()
+        launched = self.launch(work)
+        self.finish(launched)
+        return launched.outcomes()
 
     @torch.inference_mode()
     def batch(self, work: Seq[Work]) -> Batch:
@@ -127,26 +157,33 @@ class Runner:
         mark_sent(work)
         return bucket
 
-    def _compute(self, bucket: Bucket) -> torch.Tensor:
-        """Sampled tokens i64[S]; -1 where a sequence's values aren't finite."""
+    def _compute(self, bucket: Bucket) -> Computed:
+        """A sampled token is -1 where a sequence's values aren't finite."""
         batch = self.table.batch(bucket)
         hidden = model.forward(self._config, self.weights, self.cos_sin, self.kv, batch)
         scores = model.logits(self.weights, hidden)
         params = (batch.temperature, batch.top_k, batch.top_p, batch.min_p, batch.seed, batch.position)
         tokens = ops.sample(scores, *params)
         self.table.keep(batch, tokens)
-        return tokens
+        return Computed(tokens, scores)
 
-    def _hand_over(self, work: Seq[Work], tokens: torch.Tensor) -> Launched:
+    def _launched(self, work: Seq[Work], computed: Computed) -> Launched:
+        launched = Launched(work, None, computed.tokens)
+        if any(item.samples and item.sequence.params.steered for item in work):
+            launched.computed = computed
+        else:
+            self._hand_over(launched)
+        return launched
+
+    def _hand_over(self, launched: Launched) -> None:
         if not self._on_gpu:
-            return Launched(work, tokens, None)
+            return
         # In the step's own stream: the next step can't overwrite the tokens, and the copy takes microseconds.
         self._results.append(self._results.pop(0))
-        host = self._results[0][: len(work)]
-        host.copy_(tokens[: len(work)], non_blocking=True)
-        copied = torch.cuda.Event()
-        copied.record()
-        return Launched(work, host, copied)
+        host = self._results[0][: len(launched.work)]
+        launched.tokens = host.copy_(launched.tokens[: len(launched.work)], non_blocking=True)
+        launched.copied = torch.cuda.Event()
+        launched.copied.record()
 
 
 class Shape(NamedTuple):

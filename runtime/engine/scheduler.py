@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from stoker.runtime.engine.blocks import BlockPool, Entry
 from stoker.runtime.engine.prefix import BLOCK_TOKENS
-from stoker.runtime.engine.request import Delta, FinishReason
+from stoker.runtime.engine.request import Delta, FinishReason, TokenLogprobs
 from stoker.runtime.engine.sequence import NO_ROW, Sequence
 
 # A waiting sequence that doesn't fit is passed by at most this many smaller ones; then all others wait for it.
@@ -41,6 +41,7 @@ class Outcome(NamedTuple):
 
     token: int
     error: str = ""
+    logprobs: TokenLogprobs | None = None
 
 
 class Scheduler:
@@ -110,15 +111,18 @@ class Scheduler:
         self.computed_tokens += item.count
         if item.start + item.count >= (sequence.published + 1) * BLOCK_TOKENS:
             self._publish(sequence, item.start + item.count)
-        return self._accept(sequence, outcome.token) if item.samples else None
+        return self._accept(sequence, outcome) if item.samples else None
 
-    def _accept(self, sequence: Sequence, token: int) -> Delta:
+    def _accept(self, sequence: Sequence, outcome: Outcome) -> Delta:
+        token = outcome.token
         if token in sequence.stops:
             return self._finish(sequence, [], "stop")
         sequence.tokens.append(token)
         if len(sequence.tokens) == sequence.end:
-            return self._finish(sequence, [token], "length")
-        return delta(sequence, [token], None)
+            accepted = self._finish(sequence, [token], "length")
+        else:
+            accepted = delta(sequence, [token], None)
+        return accepted if outcome.logprobs is None else accepted._replace(logprobs=[outcome.logprobs])
 
     def _finish(self, sequence: Sequence, tokens: list[int], reason: FinishReason, error: str = "") -> Delta:
         self.remove(sequence)

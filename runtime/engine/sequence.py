@@ -2,9 +2,13 @@
 
 from array import array
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from stoker.runtime.engine.prefix import BLOCK_TOKENS, HashChain
 from stoker.runtime.engine.request import GenerationRequest, SamplingParams
+
+if TYPE_CHECKING:
+    from stoker.runtime.engine.grammars import Follower
 
 NO_ROW = -1
 
@@ -16,7 +20,8 @@ class Sequence:
     in the prefix cache, the last of them under serial number `parent`.
 
     While it runs it owns row `row` of the device's table, which knows the first `sent_blocks` of its blocks (-1: the
-    row is new to it). `in_flight` steps may still write its blocks, also after it has `ended`.
+    row is new to it). `in_flight` steps may still write its blocks, also after it has `ended`. `follower` knows where
+    in its grammar the answer stands.
     """
 
     id: str
@@ -38,18 +43,20 @@ class Sequence:
     parent: int = 0
     cached_tokens: int | None = None
     overtaken: int = 0
+    follower: "Follower | None" = None
 
     @classmethod
     def of(cls, request: GenerationRequest, arrival: int, root: bytes, eos: tuple[int, ...]) -> "Sequence":
         tokens = array("i", [*request.prompt, *request.prior])
         params = request.params
+        ends_itself = params.ignore_eos and not params.grammar
         return cls(
             id=request.id,
             params=params,
             tokens=tokens,
             prompt_tokens=len(request.prompt),
             end=len(request.prompt) + params.max_tokens,
-            stops=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos)),
+            stops=frozenset(params.stop_token_ids) | (frozenset() if ends_itself else frozenset(eos)),
             chain=HashChain(root, tokens),
             arrival=arrival,
         )

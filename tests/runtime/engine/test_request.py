@@ -55,7 +55,7 @@ def test_what_can_never_run_says_why(bad: GenerationRequest, message: str) -> No
 
 
 def test_unknown_and_missing_parameters() -> None:
-    with pytest.raises(ValueError, match="unknown sampling parameter.*logit_bias"):
-        SamplingParams.from_dict({"max_tokens": 1, "logit_bias": {}})
+    with pytest.raises(ValueError, match="unknown sampling parameter.*beam_width"):
+        SamplingParams.from_dict({"max_tokens": 1, "beam_width": 4})
     with pytest.raises(ValueError, match="max_tokens is missing"):
         SamplingParams.from_dict({})
