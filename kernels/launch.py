@@ -1,7 +1,8 @@
 """What every Triton module needs around its kernels: the decorator, its count of compiled variants, early starts, grid
 arithmetic."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.runtime.cache import triton_key
 
 _KERNELS: list[Any] = []
-_ORIGINS = {"compiled": 0, "restored": 0}
+_ORIGINS = {"compiled": 0, "restored": 0, "warmed": 0}
 
 
 def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
@@ -25,12 +26,27 @@ def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
 
 
 def compiled_variants() -> int:
-    """Kernel variants made since the process started; a request that raises it has waited for a compiler."""
+    """Kernel variants made since the process started."""
     return sum(len(cache[0]) for kernel in _KERNELS for cache in kernel.device_caches.values())
 
 
+@contextmanager
+def warming_up() -> Iterator[None]:
+    """Variants made meanwhile were not waited for by a request."""
+    before = compiled_variants()
+    try:
+        yield
+    finally:
+        _ORIGINS["warmed"] += compiled_variants() - before
+
+
+def late_variants() -> int:
+    """Variants that some request has waited for."""
+    return compiled_variants() - _ORIGINS["warmed"]
+
+
 def origins() -> dict[str, int]:
-    """How many of them were compiled here, and how many found compiled in Triton's cache."""
+    """How many of them were compiled here, how many found compiled in Triton's cache, how many made by a warm-up."""
     return dict(_ORIGINS)
 
 

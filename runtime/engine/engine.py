@@ -150,6 +150,7 @@ class Engine:
             "computed_tokens": self.scheduler.computed_tokens,
             "preemptions": self.scheduler.preemptions,
             "steps": self._steps,
+            "late_kernels": self.runner.late_kernels(),
             "graphs": len(self.runner.graphs),
             "graph_bytes": self.runner.graphs.bytes,
             "graph_steps": self.runner.graphs.replays,

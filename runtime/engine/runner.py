@@ -122,13 +122,24 @@ class Runner:
         it. A few layers stand for all, and may be empty still: nothing here waits for weights."""
         if not self._on_gpu:
             return
+        from stoker.kernels.launch import warming_up
+
         weights, self.weights = self.weights, samples_of(self.weights, self._config.windows)
         try:
-            for shape in warm_up_shapes(self._options):
-                self.run([self.dummy_work(shape.start, shape.tokens)] * shape.sequences)
+            with warming_up():
+                for shape in warm_up_shapes(self._options):
+                    self.run([self.dummy_work(shape.start, shape.tokens)] * shape.sequences)
         finally:
             self.weights = weights
         self.kv[NULL_BLOCK].zero_()
+
+    def late_kernels(self) -> int:
+        """Kernel variants of this process that a request has waited for."""
+        if not self._on_gpu:
+            return 0
+        from stoker.kernels.launch import late_variants
+
+        return late_variants()
 
     @torch.inference_mode()
     def capture_one(self) -> bool:

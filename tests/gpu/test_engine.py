@@ -276,6 +276,7 @@ def warm_up_and_work(dtype: str) -> None:
         pass
     one.generate(requests(40))
     assert compiled_variants() == ready, f"{compiled_variants() - ready} variants were compiled for requests"
+    assert one.stats()["late_kernels"] == 0
 
 
 def test_unloading_gives_the_memory_back() -> None:
