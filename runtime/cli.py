@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
+from stoker.runtime.commands.hosts import hosts as list_hosts
 from stoker.runtime.commands.jobs import jobs
 from stoker.runtime.commands.tenants import tenants
 from stoker.runtime.commands.terminal import (
@@ -31,13 +32,17 @@ from stoker.runtime.commands.terminal import (
     errors,
     show,
 )
+from stoker.runtime.commands.usage import prices, usage
 from stoker.runtime.processes import die_with_parent
 from stoker.runtime.secret import MIN_CHARACTERS
 from stoker.runtime.settings import Settings, from_environment
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, help="A self-hosted serverless GPU function runtime.")
+app.command("hosts")(list_hosts)
 app.add_typer(jobs, name="jobs")
 app.add_typer(tenants, name="tenants")
+app.add_typer(prices, name="prices")
+app.command()(usage)
 
 FAILED, USAGE, UNREACHABLE = 1, 2, 3
 

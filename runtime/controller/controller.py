@@ -28,6 +28,8 @@ from stoker.runtime.controller.policy_state import Decision, Demand, Failures, M
 from stoker.runtime.controller.provider import Provider
 from stoker.runtime.settings import Settings
 from stoker.runtime.spec import FunctionSpec, readable
+from stoker.runtime.tenancy.directory import Directory
+from stoker.runtime.tenancy.ledger import Ledger
 
 SWEEP_S = 0.25
 
@@ -89,7 +91,7 @@ class Controller:
             if not await self._cluster.write_wanted(self._leadership.candidate, after):
                 return
             log.info("wanted: %s", summary(after))
-        self._provider.order(Orders(decision.hosts, frozenset(decision.retire), frozenset(after)))
+        self._provider.order(Orders(decision.hosts, frozenset(decision.retire), frozenset(after), fleet.look))
         await self._told.tell(self._cluster, fleet_report(fleet, hosts, decision.reasons))
 
     async def _tick(self, deployed: set[str]) -> None:
@@ -186,13 +188,18 @@ async def serve(settings: Settings, make_provider: MakeProvider) -> None:
     stopping = asyncio.create_task(stop.wait())
     stopping.add_done_callback(lambda _: bell.ring())
     broker = Broker(client, lease_ms=settings.lease_ms)
-    sweeping = asyncio.create_task(sweep_forever(open_store(settings.store), broker))
+    store = open_store(settings.store)
+    chores = [
+        asyncio.create_task(sweep_forever(store, broker)),
+        asyncio.create_task(Ledger(client, Directory(client), store).run()),
+    ]
     leadership = Leadership(cluster, f"controller-{uuid.uuid4().hex[:8]}")
     rules = Rules(host_idle_s=settings.host_idle_s)
     try:
         await Controller(broker, cluster, leadership, make_provider(cluster, leadership), rules).run(bell, stop)
     finally:
-        sweeping.cancel()
-        await asyncio.gather(sweeping, return_exceptions=True)
+        for chore in chores:
+            chore.cancel()
+        await asyncio.gather(*chores, return_exceptions=True)
         await bell.close()
         await client.aclose()

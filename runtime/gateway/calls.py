@@ -20,6 +20,7 @@ from stoker.runtime.gateway.following import Following
 from stoker.runtime.gateway.outcome import Outcome
 from stoker.runtime.gateway.waiting import replicas_of
 from stoker.runtime.spec import FunctionSpec
+from stoker.runtime.tenancy.tenant import NONE, Tenant
 
 ENQUEUE_PATIENCE_S = 2.0
 CANCEL_PATIENCE_S = 60.0
@@ -72,7 +73,22 @@ def milliseconds(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-async def enqueue(gateway: Gateway, job: NewJob) -> Enqueued:
+async def enqueue(gateway: Gateway, account: Tenant, job: NewJob) -> Enqueued:
+    """Within the tenant's limits. Raises what `enqueue_admitted` raises."""
+    if account.limits == NONE:
+        return await enqueue_admitted(gateway, job)
+    await gateway.quota.reserve(account, job)
+    try:
+        enqueued = await enqueue_admitted(gateway, job)
+    except BaseException:
+        gateway.background(gateway.quota.release(account.name, job.id))
+        raise
+    follow_up = gateway.quota.queued if enqueued.job_id == job.id else gateway.quota.release
+    gateway.background(follow_up(account.name, job.id))
+    return enqueued
+
+
+async def enqueue_admitted(gateway: Gateway, job: NewJob) -> Enqueued:
     """Raises ApiError 409, 429 and 503; a lost reply is asked for again, which the queue answers without a new job."""
     stored = await with_payload_stored(gateway, job)
     try:
@@ -152,7 +168,7 @@ class Call(Following):
     async def __aenter__(self) -> Self:
         await refuse_failing(self._gateway, self._spec)
         self._subscription = self._gateway.bus.watch(self.job_id)
-        self._enqueueing = asyncio.create_task(enqueue(self._gateway, self._job))
+        self._enqueueing = asyncio.create_task(enqueue(self._gateway, self._incoming.caller.account, self._job))
         try:
             enqueued = await asyncio.shield(self._enqueueing)
         except BaseException as error:
@@ -185,6 +201,9 @@ class Call(Following):
 
     async def _leave(self, refused: bool = False) -> None:
         await self._close()
+        account = self._incoming.caller.account
+        if self._ended and account.limits != NONE:
+            self._gateway.background(self._gateway.quota.ended(account.name, self.job_id))
         if self._abort and not self._ended and not refused:
             self._gateway.background(self._cancel())
 

@@ -20,10 +20,13 @@ from stoker.runtime.gateway.auth import Doorkeeper
 from stoker.runtime.gateway.cluster_view import ClusterView
 from stoker.runtime.gateway.metrics import Metrics
 from stoker.runtime.gateway.prompts import PromptEncoders
+from stoker.runtime.gateway.quota import Quota
 from stoker.runtime.gateway.registry import Registry
 from stoker.runtime.gateway.settings import GatewaySettings
+from stoker.runtime.tenancy.admission import Admission
 from stoker.runtime.tenancy.api_key import Keyring
 from stoker.runtime.tenancy.directory import Directory
+from stoker.runtime.tenancy.ledger import Ledger
 
 START_PATIENCE_S = 30.0
 WHY_TIMEOUT_S = 2.0
@@ -46,6 +49,8 @@ class Gateway:
     tenants: Directory
     keyring: Keyring | None
     doorkeeper: Doorkeeper
+    quota: Quota
+    ledger: Ledger
     _background: set[asyncio.Task[None]] = field(default_factory=set)
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -85,7 +90,7 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
     redis = connect(settings.redis_url)
     broker, cluster = Broker(redis), Cluster(redis)
     bus = EventBus(settings.redis_url, broker, settings.gateway_id)
-    registry, tenants = Registry(cluster), Directory(redis)
+    registry, tenants, store = Registry(cluster), Directory(redis), open_store(settings.store_url)
     keyring = Keyring(settings.keys_secret) if settings.keys_secret else None
     gateway = Gateway(
         settings=settings,
@@ -97,10 +102,12 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         registry=registry,
         view=ClusterView(broker, cluster, registry),
         prompts=PromptEncoders(),
-        store=open_store(settings.store_url),
+        store=store,
         tenants=tenants,
         keyring=keyring,
         doorkeeper=Doorkeeper(tenants, keyring),
+        quota=Quota(Admission(redis), tenants),
+        ledger=Ledger(redis, tenants, store),
     )
     try:
         await insist(lambda: check_server(redis), START_PATIENCE_S)

@@ -70,7 +70,7 @@ async def queue_job(incoming: Incoming, key: str) -> Response:
 
 
 async def submit(incoming: Incoming, job: NewJob, preference: str = "") -> Response:
-    enqueued = await enqueue(incoming.gateway, job)
+    enqueued = await enqueue(incoming.gateway, incoming.caller.account, job)
     incoming.about_job(enqueued.job_id, replayed=not enqueued.created)
     return accepted(enqueued.job_id, enqueued.state, preference)
 

@@ -17,6 +17,7 @@ from stoker.runtime.gateway.deploy_routes import (
     FunctionObject,
 )
 from stoker.runtime.gateway.endpoint import EVENT_STREAM, Endpoint, Incoming, Json, Resource
+from stoker.runtime.gateway.fleet_routes import FLEET_ENDPOINTS
 from stoker.runtime.gateway.job_object import JobObject, JobPage, SubmittedJob
 from stoker.runtime.gateway.openapi import describe
 from stoker.runtime.gateway.schema import (
@@ -28,6 +29,7 @@ from stoker.runtime.gateway.schema import (
     ModelObject,
 )
 from stoker.runtime.gateway.tenant_endpoints import TENANT_ENDPOINTS
+from stoker.runtime.gateway.usage_routes import USAGE_ENDPOINTS
 
 NO_FUNCTION = {404: "There is no such function."}
 NO_JOB = {404: "There is no such job.", 410: "The job's result is no longer kept."}
@@ -269,4 +271,6 @@ ENDPOINTS = [
     Endpoint("GET", "/openapi.json", openapi, "anyone", "This description.", "System"),
     Endpoint("GET", "/", system_routes.page, "admin", "A page for people.", "System", media="text/html"),
     *TENANT_ENDPOINTS,
+    *FLEET_ENDPOINTS,
+    *USAGE_ENDPOINTS,
 ]

@@ -1,4 +1,4 @@
-"""The tenants and keys that Redis holds. Keys are kept by id, so that finding one says nothing about its secret."""
+"""The tenants, keys and prices that Redis holds. A key is found by its id, which says nothing about its secret."""
 
 import time
 from dataclasses import replace
@@ -8,11 +8,14 @@ from redis.asyncio import Redis
 
 from stoker.queue.records import pack, unpack
 from stoker.runtime.tenancy.api_key import KeyRecord
+from stoker.runtime.tenancy.price import Price
 from stoker.runtime.tenancy.tenant import Tenant
 
 TENANTS = "stoker:{tenants}:records"
 KEYS = "stoker:{tenants}:keys"
-PERMANENT = frozenset({TENANTS, KEYS})
+PRICES = "stoker:{tenants}:prices"
+PERMANENT = frozenset({TENANTS, KEYS, PRICES})
+EVERY_FUNCTION = "*"
 
 REMOVE = """
 for i = 2, #ARGV do redis.call('HDEL', KEYS[2], ARGV[i]) end
@@ -70,3 +73,18 @@ class Directory:
 
     async def revoke(self, key_id: str) -> bool:
         return bool(await self._redis.hdel(KEYS, key_id))
+
+    async def price(self, function: str) -> Price:
+        """Of one function by its full name, else the one for every function."""
+        own, common = await self._redis.hmget(PRICES, function, EVERY_FUNCTION)
+        return Price.from_dict(unpack(own or common)) if own or common else Price()
+
+    async def prices(self) -> dict[str, Price]:
+        rows = await self._redis.hgetall(PRICES)
+        return {name.decode(): Price.from_dict(unpack(data)) for name, data in sorted(rows.items())}
+
+    async def put_price(self, function: str, price: Price) -> None:
+        await self._redis.hset(PRICES, function, pack(price.to_dict()))
+
+    async def remove_price(self, function: str) -> bool:
+        return bool(await self._redis.hdel(PRICES, function))

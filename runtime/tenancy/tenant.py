@@ -28,6 +28,9 @@ class TenantLimits:
                 raise InvalidTenant(f"{name} must be a number from 0 to {MOST:g}, not {value!r}")
 
 
+NONE = TenantLimits()
+
+
 @dataclass(frozen=True, slots=True)
 class Tenant:
     """`weight` is its share of a busy function's workers beside other tenants' weights."""

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from stoker.queue.embedded import EmbeddedValkey
 from stoker.runtime.gateway.server import server
 from stoker.runtime.gateway.settings import GatewaySettings
 from stoker.runtime.spec import FunctionSpec
+from stoker.runtime.tenancy.api_key import Keyring
 
 from .peers import Deploy
 
@@ -28,6 +29,9 @@ KEEPALIVE_S = 0.3
 BODY_LIMIT = 200_000
 
 numbers = itertools.count()
+SECRET = "the secret of this deployment"
+
+Login = Callable[[str], httpx.AsyncClient]
 
 
 @pytest.fixture(scope="session")
@@ -151,3 +155,32 @@ async def chat_model(cluster: Cluster, smollm2_store_url: str) -> AsyncIterator[
     await cluster.put_function(name, spec.to_dict())
     yield name
     await cluster.delete_function(name)
+
+
+@pytest.fixture(scope="session")
+def keyed(settings: GatewaySettings, store: ObjectStore) -> Iterator[RunningGateway]:
+    with running(replace(settings, keys_secret=SECRET, gateway_id="gateway-keyed")) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def login(keyed: RunningGateway) -> AsyncIterator[Login]:
+    async with contextlib.AsyncExitStack() as stack:
+        clients: list[httpx.AsyncClient] = []
+
+        def client(key: str) -> httpx.AsyncClient:
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            clients.append(httpx.AsyncClient(base_url=keyed.url, headers=headers, timeout=20, verify=False))
+            stack.push_async_callback(clients[-1].aclose)
+            return clients[-1]
+
+        yield client
+
+
+@pytest.fixture
+async def root(login: Login) -> AsyncIterator[httpx.AsyncClient]:
+    """The operator; the tenants it made are gone afterwards."""
+    client = login(Keyring(SECRET).root_text())
+    yield client
+    for tenant in (await client.get("/v1/tenants")).json()["data"]:
+        await client.delete(f"/v1/tenants/{tenant['name']}")

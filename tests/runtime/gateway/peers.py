@@ -125,3 +125,10 @@ def write_bundle(folder: Path) -> bytes:
     with zipfile.ZipFile(path, "w") as bundle:
         bundle.writestr("m.py", "def f(x):\n    return x * 2\n")
     return path.read_bytes()
+
+
+async def make_key(root: httpx.AsyncClient, tenant: str, *scopes: str, **fields: Any) -> dict[str, Any]:
+    await root.put(f"/v1/tenants/{tenant}", json={})
+    response = await root.post(f"/v1/tenants/{tenant}/keys", json={"scopes": list(scopes), **fields})
+    assert response.status_code == 201
+    return response.json()

@@ -1,10 +1,7 @@
 """Keys, scopes and ownership, through a gateway that asks for keys."""
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -14,54 +11,13 @@ from redis.asyncio import Redis
 from stoker.coldstart.store import ObjectStore
 from stoker.queue.broker import Broker
 from stoker.runtime.gateway.routes import ENDPOINTS
-from stoker.runtime.gateway.settings import GatewaySettings
 from stoker.runtime.spec import short_name
-from stoker.runtime.tenancy.api_key import Keyring
 
-from .conftest import RunningGateway, running
-from .peers import double, worker
+from .conftest import Login
+from .peers import double, make_key, worker
 
-SECRET = "the secret of this deployment"
 CODE = "ab" * 32
 PUBLIC = {("GET", "/healthz"), ("GET", "/readyz"), ("GET", "/openapi.json")}
-
-Login = Callable[[str], httpx.AsyncClient]
-
-
-@pytest.fixture(scope="module")
-def keyed(settings: GatewaySettings, store: ObjectStore) -> Iterator[RunningGateway]:
-    with running(replace(settings, keys_secret=SECRET, gateway_id="gateway-keyed")) as gateway:
-        yield gateway
-
-
-@pytest.fixture
-async def login(keyed: RunningGateway) -> AsyncIterator[Login]:
-    async with contextlib.AsyncExitStack() as stack:
-        clients: list[httpx.AsyncClient] = []
-
-        def client(key: str) -> httpx.AsyncClient:
-            headers = {"authorization": f"Bearer {key}"} if key else {}
-            clients.append(httpx.AsyncClient(base_url=keyed.url, headers=headers, timeout=20, verify=False))
-            stack.push_async_callback(clients[-1].aclose)
-            return clients[-1]
-
-        yield client
-
-
-@pytest.fixture
-async def root(login: Login) -> AsyncIterator[httpx.AsyncClient]:
-    """The operator; the tenants it made are gone afterwards."""
-    client = login(Keyring(SECRET).root_text())
-    yield client
-    for tenant in (await client.get("/v1/tenants")).json()["data"]:
-        await client.delete(f"/v1/tenants/{tenant['name']}")
-
-
-async def make_key(root: httpx.AsyncClient, tenant: str, *scopes: str, **fields: Any) -> dict[str, Any]:
-    await root.put(f"/v1/tenants/{tenant}", json={})
-    response = await root.post(f"/v1/tenants/{tenant}/keys", json={"scopes": list(scopes), **fields})
-    assert response.status_code == 201
-    return response.json()
 
 
 async def until_refused(client: httpx.AsyncClient, within_s: float = 1.5) -> float:

@@ -1,0 +1,77 @@
+"""A tenant's limits over all functions: asked before a job is queued, given back when it was not."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.queue.records import NewJob, unpack
+from stoker.queue.retry import insist
+from stoker.runtime.gateway.errors import ApiError, queue_full
+from stoker.runtime.tenancy.admission import Admission, Refused
+from stoker.runtime.tenancy.directory import Directory
+from stoker.runtime.tenancy.price import Price, Quantities, amount
+from stoker.runtime.tenancy.tenant import Tenant
+
+FRESH_S = 1.0
+PATIENCE_S = 2.0
+FIRST_SECOND_US = 1_000_000
+
+
+class Quota:
+    def __init__(self, admission: Admission, directory: Directory) -> None:
+        self._admission = admission
+        self._directory = directory
+        self._prices: dict[str, tuple[float, Price]] = {}
+
+    async def reserve(self, account: Tenant, job: NewJob) -> None:
+        """Raises ApiError 429."""
+        asked = asked_for(unpack(job.payload))
+        cost = amount(await self._price(job.function), asked)
+        tokens = asked.prompt_tokens + asked.completion_tokens
+        refused = await insist(lambda: self._admission.reserve(account, job.id, tokens, cost), PATIENCE_S)
+        if refused:
+            raise refusal(account, refused)
+
+    async def queued(self, tenant: str, job_id: str) -> None:
+        await insist(lambda: self._admission.keep(tenant, job_id), PATIENCE_S)
+
+    async def ended(self, tenant: str, job_id: str) -> None:
+        await insist(lambda: self._admission.ended(tenant, job_id), PATIENCE_S)
+
+    async def release(self, tenant: str, job_id: str) -> None:
+        await insist(lambda: self._admission.release(tenant, job_id), PATIENCE_S)
+
+    async def _price(self, function: str) -> Price:
+        read_at, price = self._prices.get(function, (0.0, Price()))
+        if not read_at or time.monotonic() - read_at >= FRESH_S:
+            price = await self._directory.price(function)
+            self._prices[function] = (time.monotonic(), price)
+        return price
+
+
+def asked_for(payload: Mapping[str, Any]) -> Quantities:
+    """At most, where that is known: a language model's prompt and its `max_tokens`. Of a function that runs for as long
+    as it needs, the first second; the rest is charged when it is known."""
+    if "prompt_ids" not in payload:
+        return Quantities(run_us=FIRST_SECOND_US)
+    return Quantities(
+        prompt_tokens=len(payload["prompt_ids"]), completion_tokens=int(payload["params"]["max_tokens"] or 0)
+    )
+
+
+def refusal(account: Tenant, refused: Refused) -> ApiError:
+    if refused.limit != "budget_usd":
+        what = refused.limit.replace("_", " ")
+        message = f"Tenant '{account.name}' is at its limit of {refused.most:g} ({what}) at the moment."
+        return queue_full(message, refused.retry_after_s)
+    message = (
+        f"This request could exceed what is left of the month's budget of {refused.most:g} USD of tenant "
+        f"'{account.name}'."
+    )
+    return ApiError(
+        429,
+        message,
+        type="insufficient_quota",
+        code="budget_exhausted",
+        headers={"retry-after": str(max(1, round(refused.retry_after_s))), "x-should-retry": "false"},
+    )

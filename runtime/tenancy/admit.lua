@@ -1,0 +1,60 @@
+-- Takes a request's place in all of a tenant's limits, or, when one has too little, in none.
+-- KEYS: meta, spent this month. ARGV: id, tokens, cost in micro-USD, TTL in ms, requests per minute, tokens per minute,
+-- concurrency, budget in micro-USD (0 = no limit), TTL of the month in ms.
+-- Answers {} or {limit, most, retry after ms}. The rates are buckets that hold a minute's worth and fill steadily (the
+-- generic cell rate algorithm, ITU-T I.371); reservations end by themselves, in case nobody lives to settle them.
+local call = redis.call
+local META, SPENT = KEYS[1], KEYS[2]
+local id, tokens, cost, ttl = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local rates = { { 'requests_per_minute', 1, tonumber(ARGV[5]) }, { 'tokens_per_minute', tokens, tonumber(ARGV[6]) } }
+local concurrency, budget = tonumber(ARGV[7]), tonumber(ARGV[8])
+local LIVE, HELD, RESERVED = META .. ':live', META .. ':held', META .. ':reserved'
+local clock = call('TIME')
+local NOW = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local MINUTE = 60000
+
+for _, gone in ipairs(call('ZRANGEBYSCORE', HELD, '-inf', NOW)) do
+  call('ZREM', HELD, gone)
+  call('HDEL', RESERVED, gone)
+end
+call('ZREMRANGEBYSCORE', LIVE, '-inf', NOW)
+if call('ZSCORE', HELD, id) then
+  return {}
+end
+if concurrency > 0 and call('ZCARD', LIVE) >= concurrency then
+  return { 'concurrency', concurrency, 1000 }
+end
+if budget > 0 then
+  local held = tonumber(call('GET', SPENT) or 0)
+  for _, amount in ipairs(call('HVALS', RESERVED)) do
+    held = held + tonumber(amount)
+  end
+  if held + cost > budget then
+    return { 'budget_usd', ARGV[8], tonumber(ARGV[9]) }
+  end
+end
+local full_at = {}
+for _, rate in ipairs(rates) do
+  local name, amount, most = unpack(rate)
+  if most > 0 then
+    local key = META .. ':' .. name
+    local filling, taken = math.max(tonumber(call('GET', key) or 0) - NOW, 0), amount * MINUTE / most
+    local wait = filling + math.min(taken, MINUTE) - MINUTE
+    if wait > 0 then
+      return { name, tostring(most), math.ceil(wait) }
+    end
+    full_at[key] = NOW + filling + taken
+  end
+end
+for key, at in pairs(full_at) do
+  call('SET', key, string.format('%.0f', at), 'PXAT', string.format('%.0f', math.max(at, NOW + 1)))
+end
+call('ZADD', LIVE, NOW + ttl, id)
+call('ZADD', HELD, NOW + ttl, id)
+call('HSET', RESERVED, id, cost)
+for _, key in ipairs({ LIVE, HELD, RESERVED }) do
+  if call('PTTL', key) < ttl then
+    call('PEXPIRE', key, ttl)
+  end
+end
+return {}

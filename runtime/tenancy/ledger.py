@@ -1,0 +1,179 @@
+"""Usage records become bills: the queue writes one record with each job's end, the ledger enters each into its tenant's
+books exactly once, and keeps them as JSON lines in the object store.
+
+Every step may be repeated: a tenant's books remember the last record entered of each function, and the lines of one
+stretch of records always have the same name. So it doesn't matter how many ledgers run, or where one is killed.
+"""
+
+import asyncio
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from stoker.coldstart.failures import ColdStartError
+from stoker.coldstart.store import ObjectStore
+from stoker.queue import keys
+from stoker.queue.records import unpack
+from stoker.runtime.tenancy.admission import places, spent
+from stoker.runtime.tenancy.billing_days import day_of, month_of
+from stoker.runtime.tenancy.directory import Directory
+from stoker.runtime.tenancy.price import Price, Quantities, amount
+
+BOOK = Path(__file__).with_name("book.lua").read_text()
+BOOKS_TTL_MS = 400 * 86_400_000
+BATCH = 1000
+ENTERED, EXPORTED = "stoker:{ledger}:entered", "stoker:{ledger}:exported"
+PERMANENT = frozenset({ENTERED, EXPORTED})
+METRICS = ("jobs", "failed", "run_us", "cold_us", "prompt_tokens", "cached_tokens", "completion_tokens", "micro_usd")
+COLLECT_S, EXPORT_S = 0.5, 60.0
+
+log = logging.getLogger("stoker.ledger")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One job's usage with its price, frozen when it was entered. `id` orders a function's entries."""
+
+    id: str
+    job: str
+    tenant: str
+    function: str
+    state: str
+    attempt: int
+    run_us: int
+    cold_us: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    micro_usd: int
+
+    @property
+    def seconds(self) -> float:
+        return int(self.id.partition("-")[0]) / 1000
+
+    def numbers(self) -> list[int]:
+        own = asdict(self) | {"jobs": 1, "failed": int(self.state != "succeeded")}
+        return [own[name] for name in METRICS]
+
+
+def entry_of(function: str, id: str, fields: dict[bytes, bytes], price: Price) -> Entry:
+    """What failed for the platform's reasons is on record and costs nothing; what was cancelled costs what it used."""
+    text = {name.decode(): value for name, value in fields.items()}
+    usage: dict[str, Any] = unpack(text["usage"]) if text["usage"] else {}
+    state = text["state"].decode()
+    held_us = int(text["held_ms"]) * 1000
+    tokens = {name: int(usage.get(name) or 0) for name in ("prompt_tokens", "cached_tokens", "completion_tokens")}
+    run_us = round(usage["run_ms"] * 1000) if "run_ms" in usage else held_us
+    used = Quantities(1, run_us, **tokens)
+    return Entry(
+        id=id,
+        job=text["job"].decode(),
+        tenant=text["tenant"].decode(),
+        function=function,
+        state=state,
+        attempt=int(text["attempt"]),
+        run_us=run_us,
+        cold_us=round((usage.get("cold_start_ms") or 0) * 1000),
+        **tokens,
+        micro_usd=amount(price, used) if state in ("succeeded", "cancelled") and run_us else 0,
+    )
+
+
+class Ledger:
+    def __init__(self, client: Redis, directory: Directory, store: ObjectStore) -> None:
+        self._redis: Any = client
+        self._book: Any = client.register_script(BOOK)
+        self._directory = directory
+        self._store = store
+
+    async def run(self) -> None:
+        """Until cancelled. An outage is waited out: the records stay where they are."""
+        loop = asyncio.get_running_loop()
+        export_at = loop.time() + EXPORT_S
+        while True:
+            try:
+                await self.collect()
+                if loop.time() >= export_at:
+                    export_at = loop.time() + EXPORT_S
+                    await self.export()
+            except (RedisError, OSError, TimeoutError, ColdStartError) as error:
+                log.warning("usage stays uncollected for now: %s", error)
+            await asyncio.sleep(COLLECT_S)
+
+    async def collect(self) -> int:
+        """Enters what was recorded since; returns how many records were read."""
+        total = 0
+        for function, after in (await self._cursors(ENTERED)).items():
+            while entries := await self._entries(function, after):
+                await self._enter(function, entries)
+                after = entries[-1].id
+                await self._redis.hset(ENTERED, function, after)
+                total += len(entries)
+        return total
+
+    async def export(self) -> int:
+        """Writes what was entered since as JSON lines; returns how many."""
+        total, entered = 0, await self._redis.hgetall(ENTERED)
+        for function, after in (await self._cursors(EXPORTED)).items():
+            until = entered.get(function.encode(), b"0-0").decode()
+            while entries := await self._entries(function, after, until):
+                await asyncio.to_thread(self._store.write, object_key(entries[0]), lines(entries))
+                after = entries[-1].id
+                await self._redis.hset(EXPORTED, function, after)
+                total += len(entries)
+        return total
+
+    async def _cursors(self, which: str) -> dict[str, str]:
+        """The last record seen of every function that has any, deleted ones included as long as theirs are kept."""
+        known = {name.decode(): place.decode() for name, place in (await self._redis.hgetall(which)).items()}
+        living = [name.decode() for name in await self._redis.smembers(keys.FUNCTIONS)]
+        return {name: known.get(name, "0-0") for name in sorted({*known, *living})}
+
+    async def _entries(self, function: str, after: str, until: str = "+") -> list[Entry]:
+        rows = await self._redis.xrange(keys.key(function, "use"), f"({after}", until, count=BATCH)
+        price = await self._directory.price(function) if rows else Price()
+        return [entry_of(function, id.decode(), fields, price) for id, fields in rows]
+
+    async def _enter(self, function: str, entries: list[Entry]) -> None:
+        by_tenant: defaultdict[str, list[Entry]] = defaultdict(list)
+        for entry in entries:
+            by_tenant[entry.tenant].append(entry)
+        for tenant, own in by_tenant.items():
+            arguments: list[Any] = [function, BOOKS_TTL_MS, len(METRICS), *METRICS]
+            for entry in own:
+                month = spent(tenant, month_of(entry.seconds))
+                arguments += [entry.id, entry.job, day_key(tenant, day_of(entry.seconds)), month, *entry.numbers()]
+            await self._book(keys=[cursors_key(tenant), *places(tenant)], args=arguments)
+
+    async def daily(self, tenant: str, days: Iterable[str]) -> dict[tuple[str, str], dict[str, int]]:
+        """(day, function) -> metrics, from the tenant's books."""
+        found: dict[tuple[str, str], dict[str, int]] = {}
+        for day in days:
+            rows = await self._redis.hgetall(day_key(tenant, day))
+            for field, value in sorted(rows.items()):
+                function, _, metric = field.decode().rpartition("|")
+                found.setdefault((day, function), dict.fromkeys(METRICS, 0))[metric] = int(value)
+        return found
+
+
+def day_key(tenant: str, day: str) -> str:
+    return f"stoker:t:{{{tenant}}}:d:{day}"
+
+
+def cursors_key(tenant: str) -> str:
+    return f"stoker:t:{{{tenant}}}:entered"
+
+
+def object_key(first: Entry) -> str:
+    return f"usage/{day_of(first.seconds)}/{first.function}/{first.id}.jsonl"
+
+
+def lines(entries: Iterable[Entry]) -> bytes:
+    return b"".join(json.dumps(asdict(entry), separators=(",", ":")).encode() + b"\n" for entry in entries)

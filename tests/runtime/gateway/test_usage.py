@@ -1,0 +1,155 @@
+"""Limits over all functions, prices and bills, through gateways that ask for keys."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from stoker.coldstart.store import ObjectStore
+from stoker.queue.broker import Broker
+from stoker.queue.cluster import Cluster
+from stoker.runtime.spec import FunctionSpec
+from stoker.runtime.tenancy.billing_days import day_of
+from stoker.runtime.tenancy.directory import Directory
+from stoker.runtime.tenancy.ledger import Ledger
+
+from .conftest import Login
+from .peers import Deploy, Task, error_of, make_key, worker
+
+
+@pytest.fixture
+async def books(redis: Redis, store: ObjectStore) -> AsyncIterator[Ledger]:
+    """The one that a controller runs."""
+    ledger = Ledger(redis, Directory(redis), store)
+    task = asyncio.create_task(ledger.run())
+    yield ledger
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def limited(root: httpx.AsyncClient, login: Login, tenant: str, **limits: float) -> httpx.AsyncClient:
+    made = await make_key(root, tenant, "invoke")
+    assert (await root.patch(f"/v1/tenants/{tenant}", json={"limits": limits})).status_code == 200
+    return login(made["key"])
+
+
+async def answer(task: Task) -> None:
+    await task.done({"value": task.payload["input"]}, run_ms=2000.0, prompt_tokens=10, completion_tokens=5)
+
+
+async def usage_of(client: httpx.AsyncClient, jobs: int, **params: str) -> list[dict[str, Any]]:
+    deadline = time.monotonic() + 10
+    while True:
+        rows = (await client.get("/v1/usage", params=params)).json()["data"]
+        if sum(row["jobs"] for row in rows) >= jobs or time.monotonic() > deadline:
+            return rows
+        await asyncio.sleep(0.05)
+
+
+@contextlib.asynccontextmanager
+async def priced(root: httpx.AsyncClient, function: str, **price: float) -> AsyncIterator[None]:
+    assert (await root.put(f"/v1/prices/{function}", json=price)).status_code == 200
+    yield
+    assert (await root.delete(f"/v1/prices/{function}")).status_code == 200
+
+
+async def test_two_hundred_requests_at_once_against_a_budget_of_ten(
+    root: httpx.AsyncClient, login: Login, deploy: Deploy, broker: Broker, books: Ledger
+) -> None:
+    function, tenant = await deploy(), "budget"
+    client = await limited(root, login, tenant, budget_usd=10)
+    async with priced(root, function, request=1), worker(broker, function, answer):
+        calls = [client.post(f"/v1/functions/{function}", json=1) for _ in range(200)]
+        responses = await asyncio.gather(*calls)
+        accepted = [response for response in responses if response.status_code == 200]
+        refused = [response for response in responses if response.status_code == 429]
+        assert (len(accepted), len(refused)) == (10, 190)
+        assert {(error["type"], error["code"]) for error in map(error_of, refused)} == {
+            ("insufficient_quota", "budget_exhausted")
+        }
+        rows = await usage_of(client, 10)
+        assert [(row["function"], row["jobs"], row["cost_usd"]) for row in rows] == [(function, 10, 10.0)]
+        assert (await client.post(f"/v1/functions/{function}", json=1)).status_code == 429
+
+
+async def test_jobs_one_after_the_other_fit_a_concurrency_of_one(
+    root: httpx.AsyncClient, login: Login, deploy: Deploy, broker: Broker
+) -> None:
+    function = await deploy()
+    client = await limited(root, login, "serial", concurrency=1)
+    async with worker(broker, function, answer):
+        for number in range(20):
+            assert (await client.post(f"/v1/functions/{function}", json=number)).json() == number
+    waiting = await client.post(f"/v1/functions/{function}/jobs", json=1)
+    refused = await client.post(f"/v1/functions/{function}/jobs", json=1)
+    assert (waiting.status_code, refused.status_code) == (202, 429)
+    assert "concurrency" in error_of(refused)["message"] and int(refused.headers["retry-after"]) >= 1
+
+
+async def test_a_job_that_was_not_queued_gives_its_place_back(
+    root: httpx.AsyncClient, login: Login, deploy: Deploy, broker: Broker
+) -> None:
+    function = await deploy()
+    client = await limited(root, login, "keyed", concurrency=2)
+    for body, status in ((1, 202), (1, 202), (2, 409), (1, 202), (2, 409)):
+        headers = {"idempotency-key": "same"}
+        response = await client.post(f"/v1/functions/{function}/jobs", json=body, headers=headers)
+        assert response.status_code == status
+    await asyncio.sleep(0.05)
+    assert (await client.post(f"/v1/functions/{function}/jobs", json=3)).status_code == 202
+    assert (await client.post(f"/v1/functions/{function}/jobs", json=4)).status_code == 429
+
+
+async def test_requests_per_minute_hold_over_all_functions(
+    root: httpx.AsyncClient, login: Login, deploy: Deploy
+) -> None:
+    client = await limited(root, login, "paced", requests_per_minute=3)
+    statuses = [(await client.post(f"/v1/functions/{await deploy()}/jobs", json=1)).status_code for _ in range(5)]
+    assert statuses == [202, 202, 202, 429, 429]
+
+
+async def test_bills_are_for_their_tenant_and_the_operator(
+    root: httpx.AsyncClient, login: Login, deploy: Deploy, broker: Broker, books: Ledger, cluster: Cluster
+) -> None:
+    shared, own = await deploy(), "ann.own"
+    spec = FunctionSpec(name=own, kind="python", code="0" * 64, entry="m:f")
+    await cluster.put_function(own, spec.to_dict())
+    ann, bob = [login((await make_key(root, name, "invoke"))["key"]) for name in ("ann", "bob")]
+    async with priced(root, shared, second=0.5, prompt_tokens=100), priced(root, own, request=2):
+        async with worker(broker, shared, answer), worker(broker, own, answer):
+            await ann.post(f"/v1/functions/{shared}", json=1)
+            await ann.post("/v1/functions/own", json=1)
+        rows = await usage_of(ann, 2)
+        assert {row["function"]: row["cost_usd"] for row in rows} == {shared: 1.001, "own": 2.0}
+        assert {(row["day"], row["tenant"]) for row in rows} == {(day_of(time.time()), "ann")}
+        assert [(row["run_seconds"], row["prompt_tokens"], row["completion_tokens"]) for row in rows] == [
+            (2.0, 10, 5)
+        ] * 2
+        assert (await usage_of(bob, 0)) == []
+        assert (await bob.get("/v1/usage", params={"tenant": "ann"})).status_code == 403
+        assert {row["function"] for row in await usage_of(root, 2, tenant="ann")} == {shared, "ann.own"}
+        assert {row["tenant"] for row in await usage_of(root, 2, tenant="*")} >= {"ann"}
+    await cluster.delete_function(own)
+
+
+@pytest.mark.parametrize(
+    "query", [{"from": "yesterday"}, {"to": "2026-02-30"}, {"from": "2020-01-01"}, {"to": "1999-01-01"}]
+)
+async def test_days_that_are_none_are_refused(root: httpx.AsyncClient, query: dict[str, str]) -> None:
+    response = await root.get("/v1/usage", params=query)
+    assert response.status_code == 400 and error_of(response)["param"] in ("from", "to")
+
+
+async def test_prices_are_listed_and_checked(root: httpx.AsyncClient, deploy: Deploy) -> None:
+    function = await deploy()
+    async with priced(root, function, completion_tokens=2.5), priced(root, "*", second=0.001):
+        listed = {row["function"]: row for row in (await root.get("/v1/prices")).json()["data"]}
+        assert (listed[function]["completion_tokens"], listed["*"]["second"]) == (2.5, 0.001)
+    assert (await root.put("/v1/prices/unknown", json={})).status_code == 404
+    assert (await root.put(f"/v1/prices/{function}", json={"minute": 1})).status_code == 400
+    assert (await root.delete(f"/v1/prices/{function}")).status_code == 404

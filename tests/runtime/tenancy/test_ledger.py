@@ -1,0 +1,160 @@
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from stoker.coldstart.store import ObjectStore
+from stoker.queue.broker import Broker
+from stoker.queue.records import Completion, Failure, NewJob, new_job_id, pack
+from stoker.runtime.tenancy import ledger
+from stoker.runtime.tenancy.admission import Admission, spent
+from stoker.runtime.tenancy.billing_days import day_of, month_of
+from stoker.runtime.tenancy.directory import EVERY_FUNCTION, Directory
+from stoker.runtime.tenancy.ledger import METRICS, Ledger
+from stoker.runtime.tenancy.price import Price
+from stoker.runtime.tenancy.tenant import Tenant, TenantLimits
+
+USAGE = {"run_ms": 250.0, "cold_start_ms": 100.0, "prompt_tokens": 1000, "cached_tokens": 400, "completion_tokens": 50}
+PRICE = Price(request=0.001, second=0.004, prompt_tokens=1.0, cached_tokens=0.1, completion_tokens=4.0)
+COST = 1000 + 1000 + 600 + 40 + 200
+
+
+async def run_jobs(broker: Broker, function: str, tenants: list[str], state: str = "succeeded") -> None:
+    for tenant in tenants:
+        job = NewJob(id=new_job_id(function), function=function, tenant=tenant, payload=b"", max_attempts=1)
+        await broker.enqueue(job)
+    for claim in await broker.claim(function, "worker", 500):
+        if state == "succeeded":
+            await broker.done(function, [Completion(claim.job_id, claim.fence, pack({}), pack(USAGE))])
+        else:
+            await broker.fail(function, [Failure(claim.job_id, claim.fence, pack({}), False, usage=pack(USAGE))])
+
+
+async def sums(books: Ledger, tenant: str, function: str = "chat") -> dict[str, int]:
+    found = await books.daily(tenant, [day_of(time.time())])
+    return found.get((day_of(time.time()), function), dict.fromkeys(METRICS, 0))
+
+
+async def month(redis: Redis, tenant: str) -> int:
+    return int(await redis.get(spent(tenant, month_of(time.time()))) or 0)
+
+
+async def test_each_job_is_on_the_bill_once(books: Ledger, broker: Broker, tenants: Directory, redis: Redis) -> None:
+    await tenants.put_price("chat", PRICE)
+    await run_jobs(broker, "chat", ["ann", "bob", "ann"])
+    assert [await books.collect() for _ in range(3)] == [3, 0, 0]
+    assert await sums(books, "ann") == {
+        "jobs": 2,
+        "failed": 0,
+        "run_us": 500_000,
+        "cold_us": 200_000,
+        "prompt_tokens": 2000,
+        "cached_tokens": 800,
+        "completion_tokens": 100,
+        "micro_usd": 2 * COST,
+    }
+    assert (await sums(books, "bob"))["micro_usd"] == await month(redis, "bob") == COST
+    assert await month(redis, "ann") == 2 * COST
+
+
+async def test_what_failed_is_on_record_and_free(books: Ledger, broker: Broker, tenants: Directory) -> None:
+    await tenants.put_price(EVERY_FUNCTION, PRICE)
+    await run_jobs(broker, "chat", ["ann"], state="failed")
+    await books.collect()
+    found = await sums(books, "ann")
+    assert (found["jobs"], found["failed"], found["micro_usd"]) == (1, 1, 0)
+
+
+async def test_a_price_holds_for_what_was_entered_under_it(books: Ledger, broker: Broker, tenants: Directory) -> None:
+    await tenants.put_price(EVERY_FUNCTION, Price(request=1))
+    await run_jobs(broker, "chat", ["ann"])
+    await books.collect()
+    await tenants.put_price("chat", Price(request=5))
+    await run_jobs(broker, "chat", ["ann"])
+    await books.collect()
+    assert (await sums(books, "ann"))["micro_usd"] == 6_000_000
+
+
+@pytest.mark.parametrize("step", ["before books", "after books", "between tenants"])
+async def test_a_ledger_killed_at_any_step_enters_nothing_twice(
+    step: str, books: Ledger, broker: Broker, tenants: Directory, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await tenants.put_price("chat", Price(request=1))
+    await run_jobs(broker, "chat", ["ann", "bob", "ann", "bob"])
+    booked = books._book
+    calls = 0
+
+    async def dying(**arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if step == "before books" or (step == "between tenants" and calls == 2):
+            raise asyncio.CancelledError
+        answer = await booked(**arguments)
+        if step == "after books" and calls == 2:
+            raise asyncio.CancelledError
+        return answer
+
+    books._book = dying
+    with pytest.raises(asyncio.CancelledError):
+        await books.collect()
+    books._book = booked
+    await books.collect()
+    for tenant in ("ann", "bob"):
+        assert (await sums(books, tenant))["jobs"] == 2
+        assert await month(redis, tenant) == 2_000_000
+
+
+async def test_many_ledgers_at_once_agree(
+    broker: Broker, tenants: Directory, store: ObjectStore, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "BATCH", 7)
+    await tenants.put_price("chat", Price(request=1))
+    await run_jobs(broker, "chat", [f"tenant{n % 5}" for n in range(100)])
+    await asyncio.gather(*(Ledger(redis, tenants, store).collect() for _ in range(8)))
+    books = Ledger(redis, tenants, store)
+    assert [(await sums(books, f"tenant{n}"))["jobs"] for n in range(5)] == [20] * 5
+    assert [await month(redis, f"tenant{n}") for n in range(5)] == [20_000_000] * 5
+
+
+async def test_settling_frees_what_was_reserved(books: Ledger, broker: Broker, redis: Redis) -> None:
+    tenant, admissions = Tenant("ann", limits=TenantLimits(concurrency=1, budget_usd=1)), Admission(redis)
+    job = NewJob(id=new_job_id("chat"), function="chat", tenant="ann", payload=b"")
+    assert await admissions.reserve(tenant, job.id, 0, 1_000_000) is None
+    await admissions.keep("ann", job.id)
+    await broker.enqueue(job)
+    [claim] = await broker.claim("chat", "worker", 1)
+    assert await admissions.reserve(tenant, "next", 0, 1_000_000)
+    await broker.done("chat", [Completion(claim.job_id, claim.fence, pack({}), pack(USAGE))])
+    await books.collect()
+    assert await admissions.reserve(tenant, "next", 0, 1_000_000) is None
+
+
+async def test_a_deleted_functions_usage_is_still_billed(books: Ledger, broker: Broker, tenants: Directory) -> None:
+    await tenants.put_price(EVERY_FUNCTION, Price(request=1))
+    await run_jobs(broker, "chat", ["ann"])
+    await books.collect()
+    await run_jobs(broker, "chat", ["ann"])
+    await broker.purge_function("chat")
+    await books.collect()
+    assert (await sums(books, "ann"))["jobs"] == 2
+
+
+async def test_entries_are_kept_as_lines_once(
+    books: Ledger, broker: Broker, tenants: Directory, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "BATCH", 4)
+    await tenants.put_price("chat", PRICE)
+    await run_jobs(broker, "chat", ["ann"] * 10)
+    assert await books.export() == 0
+    await books.collect()
+    assert [await books.export(), await books.export()] == [10, 0]
+    names = [info.key for info in store.list("usage/")]
+    assert len(names) == 3
+    rows = [json.loads(line) for name in names for line in store.read(name).splitlines()]
+    assert len({row["job"] for row in rows}) == 10
+    assert {(row["tenant"], row["function"], row["state"], row["micro_usd"]) for row in rows} == {
+        ("ann", "chat", "succeeded", COST)
+    }
