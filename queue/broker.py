@@ -37,19 +37,18 @@ BACKOFF_CAP_MS = 30_000
 
 
 class ClaimTicket:
-    """Names one claim, so that asking again after a lost reply gets the same jobs and not more of them."""
+    """Names one claim, so that asking again after a lost reply gets the same jobs and not more of them. `standing`: the
+    number of the last claim, if it stands at the server and its job has not come."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
-        self._origin = secrets.token_hex(6)
-        self._count = 0
+        self.origin = secrets.token_hex(6)
+        self.number = 0
+        self.standing: int | None = None
 
-    @property
-    def name(self) -> str:
-        return f"{self._origin}.{self._count}"
-
-    def answered(self) -> None:
-        self._count += 1
+    def answered(self, *, stands: bool) -> None:
+        self.standing = self.number if stands else None
+        self.number += 1
 
 
 class Broker:
@@ -86,9 +85,16 @@ class Broker:
             return []
         ticket = self._tickets.setdefault((function, worker), ClaimTicket())
         async with ticket.lock:
-            arguments: list[Argument] = [worker, ticket.name, min(limit, CLAIM_LIMIT), self.lease_ms]
-            rows = await self._scripts.run("claim", function, arguments)
-            ticket.answered()
+            return await self.claim_with(ticket, function, worker, limit)
+
+    async def claim_with(
+        self, ticket: ClaimTicket, function: str, worker: str, limit: int, stand_ms: int = 0
+    ) -> list[Claim]:
+        """Like `claim`, one call at a time per ticket; a claim without work stands for `stand_ms` (see Claimer)."""
+        unheard = "" if ticket.standing is None else ticket.standing
+        rest: list[Argument] = [min(limit, CLAIM_LIMIT), self.lease_ms, stand_ms]
+        rows = await self._scripts.run("claim", function, [worker, ticket.origin, ticket.number, unheard, *rest])
+        ticket.answered(stands=stand_ms > 0 and not rows)
         return [replies.claim(function, row) for row in rows]
 
     async def beat(self, function: str, worker: str, held: Mapping[str, int]) -> dict[str, str]:

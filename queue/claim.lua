@@ -1,7 +1,10 @@
--- uses: allow-oom | common jobs outbox lanes leaving finish
--- ARGV: worker, ticket, limit, lease ms. Answers a row for each claimed job; the same ticket gets the same jobs again.
-local worker, ticket, limit, lease = ARGV[1], ARGV[2], tonumber(ARGV[3]), NOW + tonumber(ARGV[4])
-local LAST_CLAIM = Q .. 'c:' .. worker
+-- uses: allow-oom | common jobs outbox lanes leaving finish standing
+-- ARGV: worker, origin and number of the ticket, number of a stand that nothing was heard of ('' = none), limit,
+-- lease ms, for how many ms the claim stands when there is no work. Answers a row for each claimed job; the same ticket
+-- gets the same jobs again.
+local worker, origin, number, unheard = unpack(ARGV, 1, 4)
+local limit, lease_ms, stand_ms = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7])
+local lease = NOW + tonumber(lease_ms)
 -- A priority that was passed over so often, with work waiting, is served next: urgent work comes first, never alone.
 local AGEING = 8
 local DUTIES = 64
@@ -27,7 +30,8 @@ local function repeat_answer(pairs_claimed)
   return rows
 end
 
-local meta = call('HMGET', META, 'fence', 'vtime', 'passes:1', 'passes:2', 'run_limit', 'tenant_run_limit')
+local meta = call('HMGET', META, 'fence', 'vtime', 'passes:1', 'passes:2', 'run_limit', 'tenant_run_limit',
+  'standing')
 -- Never below the clock: a server that lost its last writes can't hand out a fence twice.
 local fence = math.max(tonumber(meta[1] or 0), NOW_US)
 local floor = tonumber(meta[2] or 0)
@@ -225,21 +229,40 @@ end
 
 -- Whoever heard the same bell but came too late to it, or waits beside us, finds the rest.
 local function remember(rows)
-  local parts = { ticket }
+  local parts = {}
   for _, job in ipairs(claimed) do
-    parts[#parts + 1] = job.id .. ' ' .. job.fence
+    parts[#parts + 1] = ' ' .. job.id .. ' ' .. job.fence
     rows[#rows + 1] = answer(job)
   end
-  call('SET', LAST_CLAIM, table.concat(parts, ' '), 'PX', ARGV[4])
+  remember_claim(origin, number, lease_ms, table.concat(parts))
   if #claimed == limit and call('EXISTS', Q .. 'q') == 1 then
     ring()
   end
   return rows
 end
 
-local last = call('GET', LAST_CLAIM)
-if last and string.sub(last, 1, #ticket + 1) == ticket .. ' ' then
-  return repeat_answer(string.sub(last, #ticket + 2))
+local function withdraw()
+  call('ZREM', STANDING, standing_entry(origin, number, lease_ms, worker),
+    standing_entry(origin, unheard, lease_ms, worker))
+end
+
+local function stand()
+  call('ZADD', STANDING, NOW + stand_ms, standing_entry(origin, number, lease_ms, worker))
+  call('PEXPIRE', STANDING, stand_ms)
+  call('HSET', META, 'standing', 1)
+end
+
+if meta[7] then
+  withdraw()
+end
+local last_number, last_claimed = string.match(call('GET', claim_of(origin)) or '', '^(%d+) (.*)$')
+if last_number == number then
+  return repeat_answer(last_claimed)
+elseif last_number == unheard then
+  local rows = repeat_answer(last_claimed)
+  if #rows > 0 then
+    return rows
+  end
 end
 overdue = expire_due(DUTIES) == DUTIES
 promote_due(DUTIES)
@@ -262,6 +285,9 @@ if held_back then
 end
 flush()
 if #claimed == 0 then
+  if stand_ms > 0 then
+    stand()
+  end
   return {}
 end
 commit()

@@ -1,4 +1,4 @@
--- uses: | common lanes rates buckets
+-- uses: | common lanes standing rates buckets
 -- Accepts a job once, or refuses it without a trace.
 -- Answers {ok, id, created, wake, queued, state}, {mismatch, id}, {full, limit, waiting, most, retry after ms} or
 -- {rate, limit, most, retry after ms}.
@@ -56,10 +56,10 @@ local function check_limits(queued, meta)
   end
 end
 
-local function store(place, wake)
+local function store(place, wake, state, ...)
   local fields = {
-    'state', 'queued', 'tenant', tenant, 'priority', priority, 'cost', cost, 'max', max, 'place', place, 'keep', keep,
-    'enqueued', NOW,
+    'state', state, 'tenant', tenant, 'priority', priority, 'cost', cost, 'max', max, 'place', place, 'keep', keep,
+    'enqueued', NOW, ...
   }
   local function add(name, value, wanted)
     if wanted then
@@ -94,12 +94,60 @@ local function set_deadline()
   end
 end
 
+-- As the worker of a standing claim is told of its job. Answers whether it listens.
+local function told(worker, origin, number, fence)
+  local row = { id, tenant, payload, fence, 1, tonumber(max), tonumber(stream), gateway, NOW, NOW, run_within, {} }
+  return call('PUBLISH', 'stoker:handover:' .. worker, cmsgpack.pack({ origin, number, row })) > 0
+end
+
+-- To the claim that has stood longest and whose worker still listens, in one step with it. Answers who took it.
+local function taker(fence)
+  while true do
+    local entry = call('ZPOPMIN', STANDING)
+    if not entry[1] then
+      call('HDEL', META, 'standing')
+      return nil
+    end
+    local origin, number, lease, worker = string.match(entry[1], '^(%S+) (%S+) (%S+) (.*)$')
+    if tonumber(entry[2]) > NOW and told(worker, origin, number, fence) then
+      return { worker = worker, origin = origin, number = number, lease = lease }
+    end
+  end
+end
+
+local function start(to, place, fence, floor)
+  local value = math.max(tonumber(call('HGET', Q .. 'v', tenant) or 0), floor)
+  store(place, false, 'running', 'fence', integer(fence), 'attempt', 1, 'worker', to.worker, 'began', NOW)
+  call('ZADD', Q .. 'lease', NOW + to.lease, id)
+  count_running(tenant, 1)
+  call('HSET', Q .. 'v', tenant, value + cost / weight_of(tenant))
+  call('HSET', META, 'fence', integer(fence), 'vtime', value)
+  remember_claim(to.origin, to.number, to.lease, ' ' .. id .. ' ' .. integer(fence))
+  local deadline = math.min(run_within > 0 and NOW + run_within or math.huge,
+    finish_within > 0 and NOW + finish_within or math.huge)
+  if deadline < math.huge then
+    call('ZADD', Q .. 'dl', deadline, id)
+  end
+end
+
+-- What a claim would do that came behind this job: whether one that stands takes it.
+local function hand_over(place)
+  local row = call('HMGET', META, 'fence', 'vtime')
+  local fence = math.max(tonumber(row[1] or 0), NOW_US) + 1
+  local to = taker(fence)
+  if to then
+    start(to, place, fence, tonumber(row[2] or 0))
+  end
+  return to
+end
+
 local reply = known()
 if reply then
   return reply
 end
 local queued = call('ZCARD', Q .. 'q')
-local meta = call('HMGET', META, 'limit', 'tenant_limit', 'place', 'paced', rate_fields('arrived'))
+local meta = call('HMGET', META, 'limit', 'tenant_limit', 'place', 'paced', 'standing', 'run_limit', 'tenant_run_limit',
+  rate_fields('arrived'))
 reply = check_limits(queued, meta) or (meta[4] == '1' and pace(tenant, tonumber(cost)))
 if reply then
   return reply
@@ -109,10 +157,14 @@ if not meta[3] then
 end
 local wake = queued == 0 and delay == 0
 local place = (meta[3] or 0) + 1
-store(place, wake)
+add_to_rate('arrived', 1, meta[8], meta[9], meta[10], 'place', place)
+local limited = tonumber(meta[6] or 0) > 0 or tonumber(meta[7] or 0) > 0
+if meta[5] and wake and not limited and hand_over(place) then
+  return accepted(id, 1, 'running', 0, 0)
+end
+store(place, wake, 'queued')
 set_deadline()
 count_waiting(tenant, 1)
-add_to_rate('arrived', 1, meta[5], meta[6], meta[7], 'place', place)
 if delay > 0 then
   call('ZADD', Q .. 'delay', NOW + delay, id)
 else

@@ -7,6 +7,7 @@ import logging
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
+from typing import Any
 
 import msgpack
 from redis.exceptions import RedisError
@@ -19,6 +20,8 @@ from stoker.queue.retry import full_jitter
 from stoker.queue.subscriber import Source, Subscriber
 
 __all__ = ["Bells", "Event", "EventBus", "Subscription"]
+
+Row = list[Any]
 
 LEVEL_S = 2.0
 JOBS_PER_READ = 100
@@ -193,29 +196,45 @@ class EventBus:
 
 
 class Bells:
-    """Tells a worker that a function has work, and which of its running jobs were cancelled or ran out of time.
+    """Tells a worker that a function has work, which job a standing claim of it got, and which of its running jobs were
+    cancelled or ran out of time.
 
     A ring that is lost while the server is away is made up for after the reconnect; a lost cancellation is in the
-    answer of the next `Broker.beat`.
+    answer of the next `Broker.beat`, a lost job in that of the next claim.
     """
 
     def __init__(self, source: Source, worker: str, on_cancel: Callable[[str], None]) -> None:
         self._control = keys.worker_channel(worker)
+        self._handovers = keys.handover_channel(worker)
         self._on_cancel = on_cancel
+        self._expected: dict[bytes, Callable[[int, Row], None]] = {}
         self._subscriber = Subscriber(source, self._on_message, self._on_ready)
+        self._heard: set[str] = set()
         self._rung: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
     async def start(self) -> None:
         """Raises when the server is away."""
-        await self._subscriber.start(self._control)
+        await self._subscriber.start(self._control, self._handovers)
 
     async def close(self) -> None:
         await self._subscriber.close()
 
+    def expect(self, origin: str, on_job: Callable[[int, Row], None]) -> None:
+        """From now on `on_job` gets the ticket's number and the job for standing claims of this origin."""
+        self._expected[origin.encode()] = on_job
+
+    def forget(self, origin: str) -> None:
+        self._expected.pop(origin.encode(), None)
+
+    def ring(self, function: str) -> None:
+        """Ends the waits for this function."""
+        self._rung[keys.bell_channel(function)].set()
+
     async def wait(self, function: str, timeout_s: float) -> bool:
         """True: there may be work that was announced since the last wait (always so for the first one)."""
         channel = keys.bell_channel(function)
-        if channel not in self._rung:
+        if channel not in self._heard:
+            self._heard.add(channel)
             self._rung[channel].set()
             await self._subscriber.subscribe(channel)
         rung = self._rung[channel]
@@ -230,9 +249,13 @@ class Bells:
     def _on_message(self, channel: str, data: bytes) -> None:
         if channel == self._control:
             self._on_cancel(data.decode())
+        elif channel == self._handovers:
+            origin, number, row = msgpack.unpackb(data, raw=True)
+            if origin in self._expected:
+                self._expected[origin](int(number), row)
         else:
             self._rung[channel].set()
 
     def _on_ready(self, channel: str) -> None:
-        if channel != self._control:
+        if channel not in (self._control, self._handovers):
             self._rung[channel].set()

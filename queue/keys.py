@@ -15,7 +15,8 @@ Functions:
     b:r, b:c, b:r:<tenant>, b:c:<tenant>  string  when a bucket of requests or cost is full again (TTL: until then)
     lease, dl, delay  zset  job -> end of lease, next deadline, due time (server milliseconds)
     dead     zset    jobs that are DEAD, by id (TTL: the longest retention among them)
-    c:<worker>  string  the worker's last claim, for a replay (TTL: the lease)
+    c:<origin>  string  the last claim with tickets of that origin, for a replay (TTL: the lease)
+    st       zset    claims that found no work -> until when they stand (TTL: until the last of them ends)
     use      stream  usage records, bounded (permanent until the function is purged)
 """
 
@@ -26,6 +27,7 @@ FUNCTIONS = "stoker:queues"
 GATEWAY_CHANNEL = "stoker:gateway:"
 WORKER_CHANNEL = "stoker:worker:"
 BELL_CHANNEL = "stoker:bell:"
+HANDOVER_CHANNEL = "stoker:handover:"
 
 PERMANENT_SUFFIXES = frozenset({"m", "v", "w", "use"})
 PERMANENT = frozenset({FUNCTIONS})
@@ -57,6 +59,10 @@ def worker_channel(worker: str) -> str:
 
 def bell_channel(function: str) -> str:
     return BELL_CHANNEL + function
+
+
+def handover_channel(worker: str) -> str:
+    return HANDOVER_CHANNEL + worker
 
 
 def is_permanent(name: str) -> bool:

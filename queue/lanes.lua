@@ -32,10 +32,20 @@ local function virtual_time(tenant)
   return value
 end
 
+local function weight_of(tenant)
+  return tonumber(call('HGET', Q .. 'w', tenant) or 1)
+end
+
 -- Jobs that wait, in a lane or for their due time.
 local function count_waiting(tenant, change)
   if call('HINCRBY', Q .. 'tq', tenant, change) <= 0 then
     call('HDEL', Q .. 'tq', tenant)
+  end
+end
+
+local function count_running(tenant, change)
+  if call('HINCRBY', Q .. 'tr', tenant, change) <= 0 then
+    call('HDEL', Q .. 'tr', tenant)
   end
 end
 

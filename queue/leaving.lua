@@ -1,8 +1,4 @@
 -- What moves a tenant on: being charged for what it got, and jobs that leave their lane.
-local function weight_of(tenant)
-  return tonumber(call('HGET', Q .. 'w', tenant) or 1)
-end
-
 local function set_virtual_time(tenant, value)
   call('HSET', Q .. 'v', tenant, value)
   for _, priority in ipairs(PRIORITIES) do
@@ -38,12 +34,6 @@ local function stop_waiting(job)
     call('ZREM', Q .. 'q', job.id)
     call('ZREM', lane_key(job.priority, job.tenant, job.batch), job.id)
     settle_lane(job.priority, job.tenant, job.batch)
-  end
-end
-
-local function count_running(tenant, change)
-  if call('HINCRBY', Q .. 'tr', tenant, change) <= 0 then
-    call('HDEL', Q .. 'tr', tenant)
   end
 end
 

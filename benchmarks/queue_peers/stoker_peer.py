@@ -1,4 +1,4 @@
-"""stoker: the worker claims up to its free slots, settles through the host agent's outbox, and waits for the bell."""
+"""stoker: the worker claims up to its free slots, as a replica does, and settles through the host agent's outbox."""
 
 import asyncio
 import sys
@@ -8,12 +8,14 @@ import uvloop
 from peer import CONCURRENCY, FILLER, Ledger, Producer, produce
 
 from stoker.queue.broker import Broker
+from stoker.queue.claimer import Claimer
 from stoker.queue.client import connect
 from stoker.queue.events import Bells
 from stoker.queue.records import Claim, Completion, NewJob, new_job_id, pack, unpack
 from stoker.runtime.worker.outbox import Outbox
 
 FUNCTION = "noop"
+WAIT_S = 0.25
 USAGE = pack({"tenant": "bench", "function": FUNCTION, "run_ms": 0.0})
 
 
@@ -48,15 +50,14 @@ async def work(url: str) -> None:
     broker = Broker(connect(url))
     bells = Bells(url, "worker", on_cancel=lambda job_id: None)
     await bells.start()
+    claimer = Claimer(broker, bells, FUNCTION, "worker", WAIT_S)
     outbox = Outbox(broker, FUNCTION, on_stale=lambda job_id: None)
     outbox.start()
     loop = asyncio.get_running_loop()
     ending: set[asyncio.Task[None]] = set()
     ledger = Ledger(on_last=lambda: ending.add(loop.create_task(settled(ledger, outbox))))
     while True:
-        claims = await broker.claim(FUNCTION, "worker", CONCURRENCY)
-        if not claims:
-            await bells.wait(FUNCTION, 0.25)
+        claims = await claimer.claim_or_stand(CONCURRENCY) or await claimer.wait()
         await asyncio.gather(*(run(ledger, claim, outbox) for claim in claims))
 
 

@@ -83,15 +83,14 @@ class FunctionReplica(Replica):
                 await task
 
     async def take_work(self) -> None:
-        free = await self.room(self._batch_size * self.spec.concurrency)
-        if self.state != "ready" or len(self._busy) >= self.spec.concurrency:
-            await asyncio.sleep(0 if self.state != "ready" else 0.001)
-            return
-        claims = await self.host.claim_or_wait(self.spec.name, min(free, self._batch_size))
-        for claim in claims:
-            self.hold(claim)
-        if claims:
+        free = await self.room()
+        if free and (claims := await self.claim(free)):
             self._send_batch(await self._fill(claims))
+
+    def free(self) -> int:
+        if len(self._busy) >= self.spec.concurrency:
+            return 0
+        return min(self._batch_size, self._batch_size * self.spec.concurrency - len(self.held))
 
     async def _fill(self, claims: list[Claim]) -> list[Claim]:
         """Waits for companions of the same batch key until the batch is full or its oldest member has waited enough."""
@@ -100,9 +99,7 @@ class FunctionReplica(Replica):
         deadline = time.monotonic() + self.spec.batch.max_wait_ms / 1000
         while len(claims) < self._batch_size and (left := deadline - time.monotonic()) > 0:
             await self.host.bells.wait(self.spec.name, left)
-            for claim in await self.host.claim(self.spec.name, self._batch_size - len(claims)):
-                self.hold(claim)
-                claims.append(claim)
+            claims += await self.claim_now(self._batch_size - len(claims))
         return claims
 
     def _send_batch(self, claims: list[Claim]) -> None:

@@ -1,18 +1,15 @@
 """What every replica of one host shares: the queue, the bells, the store, the staging ring and the engine processes."""
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from stoker.coldstart.failures import ColdStartError, StoreUnavailable
 from stoker.coldstart.ring import Ring
 from stoker.coldstart.store import ObjectStore, open_store
 from stoker.queue.broker import Broker
+from stoker.queue.claimer import Claimer
 from stoker.queue.events import Bells
-from stoker.queue.records import Claim, Failure, pack
-from stoker.queue.retry import insist
-from stoker.runtime import payloads
 from stoker.runtime.settings import Settings
 from stoker.runtime.worker.engine_link import EngineLink
 from stoker.runtime.worker.zygote_link import ZygoteLink
@@ -55,28 +52,5 @@ class Host:
     def log(self, name: str) -> Path:
         return log_path(self.settings, self.id, name)
 
-    async def claim(self, function: str, limit: int) -> list[Claim]:
-        """Up to `limit` jobs with their payloads; one whose payload can't be read is failed here."""
-        claims = await insist(lambda: self.broker.claim(function, self.worker, limit), PATIENCE_S)
-        if not any(payloads.is_reference(claim.payload) for claim in claims):
-            return claims
-        read = await asyncio.gather(*(self._with_payload(claim) for claim in claims))
-        return [claim for claim in read if claim is not None]
-
-    async def _with_payload(self, claim: Claim) -> Claim | None:
-        try:
-            payload = await asyncio.to_thread(payloads.get, self.store, claim.job_id, claim.payload)
-        except ColdStartError as error:
-            body = {"type": "internal_error", "message": str(error), "code": type(error).__name__, "traceback": None}
-            again = isinstance(error, StoreUnavailable)
-            failure = Failure(claim.job_id, claim.fence, pack(body), retry=again)
-            await insist(lambda: self.broker.fail(claim.function, [failure]), PATIENCE_S)
-            return None
-        return replace(claim, payload=payload)
-
-    async def claim_or_wait(self, function: str, limit: int) -> list[Claim]:
-        """Up to `limit` jobs; when there are none, waits for the function's bell a moment and returns []."""
-        claims = await self.claim(function, limit)
-        if not claims:
-            await self.bells.wait(function, BELL_WAIT_S)
-        return claims
+    def claimer(self, function: str) -> Claimer:
+        return Claimer(self.broker, self.bells, function, self.worker, BELL_WAIT_S)

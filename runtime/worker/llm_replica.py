@@ -114,12 +114,12 @@ class LlmReplica(Replica):
     async def take_work(self) -> None:
         if self._arriving and self._arriving.done():
             self._arriving.result()
-        free = await self.room(self.spec.model.max_seqs)
-        if not free or self.state != "ready":
-            return
-        for claim in await self.host.claim_or_wait(self.spec.name, free):
-            self.hold(claim)
-            self._begin(claim)
+        if free := await self.room():
+            for claim in await self.claim(free):
+                self._begin(claim)
+
+    def free(self) -> int:
+        return self.spec.model.max_seqs - len(self.held)
 
     def abort(self, job_id: str) -> None:
         if answer := self._answers.pop(job_id, None):

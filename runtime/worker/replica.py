@@ -6,14 +6,17 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from stoker.coldstart.failures import ColdStartError
+from stoker.coldstart.failures import ColdStartError, StoreUnavailable
 from stoker.coldstart.timeline import Timeline
 from stoker.queue.records import Claim, Completion, Failure, pack
+from stoker.queue.retry import insist
+from stoker.runtime import payloads
 from stoker.runtime.spec import FunctionSpec
-from stoker.runtime.worker.host import Host
+from stoker.runtime.worker.host import PATIENCE_S, Host
 from stoker.runtime.worker.outbox import Outbox
 
 State = Literal["starting", "loading", "ready", "draining", "failed", "gone"]
@@ -55,6 +58,7 @@ class Replica(ABC):
         self.held: dict[str, Claim] = {}
         self.timeline = Timeline()
         self.outbox = Outbox(host.broker, spec.name, self.lose)
+        self.claimer = host.claimer(spec.name)
         self._claimed_ns: dict[str, int] = {}
         self._ready_at = 0.0
         self._grace_ends = math.inf
@@ -74,6 +78,10 @@ class Replica(ABC):
     @abstractmethod
     async def take_work(self) -> None:
         """Claims what there is room for and starts it, or waits a moment for work."""
+
+    @abstractmethod
+    def free(self) -> int:
+        """How many more jobs could be started now."""
 
     @abstractmethod
     def abort(self, job_id: str) -> None:
@@ -162,12 +170,40 @@ class Replica(ABC):
         self.held[claim.job_id] = claim
         self._claimed_ns[claim.job_id] = time.monotonic_ns()
 
-    async def room(self, capacity: int) -> int:
-        """Waits until fewer than `capacity` jobs are held, or the replica stops; returns how many more fit."""
-        while len(self.held) >= capacity and not self._stopping.is_set():
+    async def room(self) -> int:
+        """Waits until there is room for a job; 0: the replica stops."""
+        while not self._stopping.is_set():
+            if free := self.free():
+                return free
             self._room.clear()
             await self._room.wait()
-        return max(0, capacity - len(self.held))
+        return 0
+
+    async def claim(self, limit: int) -> list[Claim]:
+        """Up to `limit` jobs, as `take` gives them; [] after a moment without any."""
+        claims = await insist(lambda: self.claimer.claim_or_stand(limit), PATIENCE_S)
+        return await self.take(claims or await self.claimer.wait())
+
+    async def claim_now(self, limit: int) -> list[Claim]:
+        return await self.take(await insist(lambda: self.claimer.claim(limit), PATIENCE_S))
+
+    async def take(self, claims: Sequence[Claim]) -> list[Claim]:
+        """Holds them, so that their leases are renewed, and reads their payloads, wherever those are; a job whose
+        payload can't be read is failed here."""
+        for claim in claims:
+            self.hold(claim)
+        await asyncio.gather(*(self._read_payload(claim) for claim in claims if payloads.is_reference(claim.payload)))
+        return [self.held[claim.job_id] for claim in claims if claim.job_id in self.held]
+
+    async def _read_payload(self, claim: Claim) -> None:
+        try:
+            payload = await asyncio.to_thread(payloads.get, self.host.store, claim.job_id, claim.payload)
+        except ColdStartError as error:
+            body = {"type": "internal_error", "message": str(error), "code": type(error).__name__, "traceback": None}
+            self.fail(claim, body, retry=isinstance(error, StoreUnavailable))
+        else:
+            if self.held.get(claim.job_id) is claim:
+                self.held[claim.job_id] = replace(claim, payload=payload)
 
     def report(self) -> Record:
         loaded, total = self.progress()
@@ -188,6 +224,7 @@ class Replica(ABC):
             await self._load()
             while not self._stopping.is_set() and self.state == "ready":
                 await self.take_work()
+            await self._leave()
             await self._until_nothing_is_held()
             await self.outbox.drained()
         except StartFailed as failure:
@@ -227,10 +264,16 @@ class Replica(ABC):
         for claim in list(self.held.values()):
             self.abort(claim.job_id)
             self.fail(claim, error, retry=self._start.failed_before + 1 < MANY_FAILURES)
-        for claim in [] if self._start.relieves else await self.host.claim(self.spec.name, 1000):
+        for claim in [] if self._start.relieves else await insist(lambda: self.claimer.claim(1000), PATIENCE_S):
             self.hold(claim)
             self.fail(claim, error, retry=self._start.failed_before + 1 < MANY_FAILURES)
         await self.outbox.drained()
+
+    async def _leave(self) -> None:
+        """What a standing claim got in the last moment goes back at once."""
+        for claim in await insist(self.claimer.leave, PATIENCE_S):
+            self.hold(claim)
+            self._give_back(claim)
 
     async def _until_nothing_is_held(self) -> None:
         while self.held:
@@ -240,9 +283,11 @@ class Replica(ABC):
     def _hand_back(self) -> None:
         for claim in list(self.held.values()):
             self.abort(claim.job_id)
-            self.fail(
-                claim, {"type": "internal_error", "message": "worker stopped", "code": None}, retry=True, counts=False
-            )
+            self._give_back(claim)
+
+    def _give_back(self, claim: Claim) -> None:
+        error = {"type": "internal_error", "message": "worker stopped", "code": None}
+        self.fail(claim, error, retry=True, counts=False)
 
     def _usage(self, claim: Claim, extra: Record) -> Record:
         claimed = self._claimed_ns.get(claim.job_id, time.monotonic_ns())

@@ -27,6 +27,7 @@ class Snapshot:
     ready: dict[str, dict[str, float]] = field(default_factory=dict)
     zsets: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
     dead: set[str] = field(default_factory=set)
+    standing: set[str] = field(default_factory=set)
     waiting: dict[str, int] = field(default_factory=dict)
     running: dict[str, int] = field(default_factory=dict)
     usage: list[dict[str, str]] = field(default_factory=list)
@@ -49,6 +50,8 @@ def snapshot(client: redis.Redis, function: str) -> Snapshot:
             shot.ready[suffix[2:]] = scores(value)
         elif suffix == "dead":
             shot.dead = set(scores(value))
+        elif suffix == "st":
+            shot.standing = set(scores(value))
         elif kind == b"zset":
             shot.zsets[suffix] = scores(value)
         elif suffix == "tq":

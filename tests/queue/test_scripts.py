@@ -41,7 +41,7 @@ def test_only_the_server_tells_the_time_and_every_key_has_the_tag(name: str) -> 
     """Key names are made from the one key given, so that they share its slot."""
     source = (FOLDER / f"{name}.lua").read_text()
     assert "KEYS[" not in source or name == "common"
-    assert not re.search(r"stoker:(?!gateway:|worker:|bell:|q:\{function\})", source)
+    assert not re.search(r"stoker:(?!gateway:|worker:|handover:|bell:|q:\{function\})", source)
     assert "os.time" not in source and ("'TIME'" in source) == (name == "common")
 
 

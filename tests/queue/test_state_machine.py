@@ -1,22 +1,19 @@
 """Random operations against a model in plain Python; an oracle checks the invariants from outside after each."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import msgpack
 import pytest
-import redis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from queue_model import NEW_JOBS, WAITING, ModelJob, ReplyLost, Server, lose
 from queue_oracle import Oracle
-from redis.exceptions import ConnectionError as RedisConnectionError
 
-from stoker.queue import keys
-from stoker.queue.broker import Broker
-from stoker.queue.client import connect
+from stoker.queue import keys, replies
+from stoker.queue.broker import Broker, ClaimTicket
 from stoker.queue.records import (
     Claim,
     Completion,
@@ -34,70 +31,10 @@ from stoker.queue.scripts import Scripts
 
 LIMIT = 10
 HAND_BACKS = 10
-WAITING = (JobState.QUEUED, JobState.RETRYING)
 ENDED = tuple(state for state in JobState if state.terminal)
-WORKERS = st.sampled_from(["w1", "w2"])
+WORKER_NAMES = ["w1", "w2"]
+WORKERS = st.sampled_from(WORKER_NAMES)
 REASONS = {JobState.CANCELLED: "cancelled", JobState.TIMED_OUT: "timed_out"}
-
-NEW_JOBS = st.fixed_dictionaries(
-    {
-        "tenant": st.sampled_from("ab"),
-        "priority": st.sampled_from([0, 1, 2]),
-        "batch_key": st.sampled_from(["", "", "k"]),
-        "max_attempts": st.integers(1, 3),
-        "stream": st.sampled_from([True, True, False]),
-        "delay_ms": st.sampled_from([0, 0, 0, 600_000]),
-        "finish_within_ms": st.sampled_from([0, 600_000]),
-        "run_within_ms": st.sampled_from([0, 600_000]),
-        "idempotency_key": st.sampled_from(["", "", "x"]),
-        "request_digest": st.sampled_from([b"1", b"1", b"2"]),
-    }
-)
-
-
-@dataclass
-class ModelJob:
-    new: NewJob
-    place: int
-    delayed: bool
-    wake: bool
-    state: JobState = JobState.QUEUED
-    attempt: int = 0
-    handed: int = 0
-    fence: int = 0
-    worker: str = ""
-    chunks: list[bytes] = field(default_factory=list)
-    sequence: int = 0
-    settled: dict[int, Settled] = field(default_factory=dict)
-
-    @property
-    def in_lane(self) -> bool:
-        return self.state in WAITING and not self.delayed
-
-    @property
-    def lane(self) -> tuple[int, str, str]:
-        return self.new.priority, self.new.tenant, self.new.batch_key
-
-
-class ReplyLost(RedisConnectionError):
-    pass
-
-
-class Server:
-    """One connection and one event loop for all examples."""
-
-    def __init__(self, url: str) -> None:
-        self.raw = redis.Redis.from_url(url)
-        self.runner = asyncio.Runner()
-        self.client = connect(url)
-
-    def run(self, call: Any) -> Any:
-        return self.runner.run(call)
-
-    def close(self) -> None:
-        self.run(self.client.aclose())
-        self.runner.close()
-        self.raw.close()
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -113,13 +50,20 @@ class QueueMachine(RuleBasedStateMachine):
         self.oracle = Oracle(self.server.raw, "gw")
         self.jobs: dict[str, ModelJob] = {}
         self.places = 0
+        self.tickets = {worker: ClaimTicket() for worker in WORKER_NAMES}
+        self.standing: dict[str, int] = {}
+        self.unheard: dict[str, ModelJob] = {}
+        self.messages = self.server.raw.pubsub()
+        for worker in WORKER_NAMES:
+            self.messages.subscribe(keys.handover_channel(worker))
+            assert self.messages.get_message(timeout=5)
         self.used_keys: dict[tuple[str, str], tuple[str, bytes]] = {}
         self.verdicts: list[tuple[Callable[[], Awaitable[Any]], Settled]] = []
         self.server.run(self.broker.set_limits("f", Limits(max_queued=LIMIT)))
 
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
-        operations = [self.enqueue, self.enqueue, self.claim, self.claim, self.beat]
+        operations = [self.enqueue, self.enqueue, self.claim, self.claim, self.beat, self.claim_or_stand]
         if self.jobs:
             operations += [self.enqueue_again, self.cancel, self.write_without_holding]
         if self.found(JobState.DEAD, JobState.FAILED):
@@ -139,6 +83,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert self.server.run(self.broker.cancel(job.new.id)) is JobState.CANCELLED
         shot = self.oracle.check("f")
         self.oracle.close()
+        self.messages.close()
         assert not any((shot.lanes, shot.tenant_lanes, shot.ready, shot.waiting, any(shot.zsets.values())))
 
     def call(self, draw: Any, operation: Callable[[], Awaitable[Any]]) -> Any:
@@ -181,12 +126,45 @@ class QueueMachine(RuleBasedStateMachine):
             self.accept(draw, new)
 
     def accept(self, draw: Any, new: NewJob) -> None:
-        wake = not new.delay_ms and not any(job.in_lane for job in self.jobs.values())
+        alone = not new.delay_ms and not any(job.in_lane for job in self.jobs.values())
         answer = self.call(draw, lambda: self.broker.enqueue(new))
+        wake = alone and not self.standing
         assert (answer.job_id, answer.created, answer.wake) == (new.id, True, wake)
         self.jobs[new.id] = ModelJob(new, self.next_place(), bool(new.delay_ms), wake)
         if new.idempotency_key:
             self.used_keys[new.tenant, new.idempotency_key] = (new.id, new.request_digest)
+        assert answer.state is (JobState.RUNNING if alone and self.standing else JobState.QUEUED)
+        if answer.state is JobState.RUNNING:
+            self.check_handover(draw, new.id)
+
+    def check_handover(self, draw: Any, job_id: str) -> None:
+        """One worker of those that stand is told, once; half the time it doesn't hear it."""
+        message = self.messages.get_message(timeout=5)
+        assert message is not None and self.messages.get_message() is None
+        worker = message["channel"].decode().removeprefix(keys.HANDOVER_CHANNEL)
+        origin, number, row = msgpack.unpackb(message["data"], raw=True)
+        claim, ticket = replies.claim("f", row), self.tickets[worker]
+        assert (origin.decode(), int(number)) == (ticket.origin, self.standing.pop(worker))
+        assert claim.job_id == job_id
+        self.check_claim(claim, worker)
+        if draw(st.booleans(), label="message lost"):
+            self.unheard[worker] = self.jobs[job_id]
+        else:
+            ticket.standing = None
+
+    def claim_or_stand(self, draw: Any) -> None:
+        """First comes what the worker's last stand got, unless that is over; then what there is."""
+        worker, limit = draw(WORKERS), draw(st.integers(1, 4))
+        ticket, missed = self.tickets[worker], self.unheard.pop(worker, None)
+        claims = self.call(draw, lambda: self.broker.claim_with(ticket, "f", worker, limit, 600_000))
+        self.standing.pop(worker, None)
+        if missed and (missed.state, missed.worker) == (JobState.RUNNING, worker) and missed.attempt == 1:
+            assert [(claim.job_id, claim.fence) for claim in claims] == [(missed.new.id, missed.fence)]
+            return
+        self.check_claims(claims, worker, limit)
+        if not claims:
+            assert ticket.standing is not None
+            self.standing[worker] = ticket.standing
 
     def enqueue_again(self, draw: Any) -> None:
         job = self.any_of(draw, *JobState)
@@ -195,7 +173,9 @@ class QueueMachine(RuleBasedStateMachine):
 
     def claim(self, draw: Any) -> None:
         worker, limit = draw(WORKERS), draw(st.integers(1, 4))
-        claims = self.call(draw, lambda: self.broker.claim("f", worker, limit))
+        self.check_claims(self.call(draw, lambda: self.broker.claim("f", worker, limit)), worker, limit)
+
+    def check_claims(self, claims: list[Claim], worker: str, limit: int) -> None:
         ready = [job for job in self.jobs.values() if job.in_lane]
         assert len(claims) <= limit and bool(claims) == bool(ready)
         if claims:
@@ -347,15 +327,9 @@ class QueueMachine(RuleBasedStateMachine):
         shot = self.oracle.check("f")
         stored = {job_id: (row["state"], int(row.get("attempt", 0))) for job_id, row in shot.jobs.items()}
         assert stored == {job_id: (job.state.value, job.attempt) for job_id, job in self.jobs.items()}
+        entries = {f"{self.tickets[worker].origin} {number} 10000 {worker}" for worker, number in self.standing.items()}
+        assert shot.standing == entries
         assert set(shot.zsets["delay"]) == {job.new.id for job in self.delayed()}
-
-
-def lose(run: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    async def lossy(*arguments: Any) -> Any:
-        await run(*arguments)
-        raise ReplyLost
-
-    return lossy
 
 
 def test_the_queue_is_the_model(server_url: str) -> None:

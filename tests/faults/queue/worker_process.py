@@ -8,12 +8,16 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from stoker.queue.broker import Broker
+from stoker.queue.claimer import Claimer
 from stoker.queue.client import connect
+from stoker.queue.events import Bells
 from stoker.queue.records import Claim, Completion, Emission, Failure
 from stoker.queue.retry import AWAY, insist
 
 POISON = b"poison"
 PATIENCE_S = 30
+WAIT_S = 0.05
+STAND_S = 20.0
 
 
 def work(url: str, name: str, lease_ms: int) -> None:
@@ -25,12 +29,14 @@ async def work_forever(url: str, name: str, lease_ms: int) -> None:
     broker = Broker(connect(url), lease_ms=lease_ms, backoff_base_ms=1, backoff_cap_ms=5)
     held: dict[str, int] = {}
     beats = asyncio.create_task(beat_forever(broker, name, held))
+    bells = Bells(url, name, on_cancel=lambda _: None)
+    await insist(bells.start, PATIENCE_S)
+    claimer = Claimer(broker, bells, "f", name, WAIT_S)
     while not beats.done():
-        claims = await insist(lambda: broker.claim("f", name, 8), PATIENCE_S)
+        claims = await insist(lambda: claimer.claim_or_stand(8), PATIENCE_S) or await claimer.wait()
         held.update({claim.job_id: claim.fence for claim in claims})
         await run(broker, claims)
         held.clear()
-        await asyncio.sleep(0 if claims else 0.02)
 
 
 async def run(broker: Broker, claims: list[Claim]) -> None:
@@ -67,6 +73,26 @@ async def hold_one(url: str, name: str, lease_ms: int, orders: Connection) -> No
         orders.send(await write_everything(broker, name, claim))
     beats.cancel()
     await client.aclose()
+
+
+def stand(url: str, name: str, orders: Connection) -> None:
+    """Stands with a claim until it is killed; tells the jobs that come."""
+    asyncio.run(stand_forever(url, name, orders))
+
+
+async def stand_forever(url: str, name: str, orders: Connection) -> None:
+    broker = Broker(connect(url), lease_ms=500)
+    bells = Bells(url, name, on_cancel=lambda _: None)
+    await bells.start()
+    while await bells.wait("f", WAIT_S):
+        pass
+    claimer = Claimer(broker, bells, "f", name, STAND_S)
+    claims = await claimer.claim_or_stand(1)
+    orders.send("stands")
+    while True:
+        for claim in claims or await claimer.wait():
+            orders.send((claim.job_id, claim.fence))
+        claims = await claimer.claim_or_stand(1)
 
 
 async def write_everything(broker: Broker, name: str, claim: Claim) -> dict[str, Any]:

@@ -1,0 +1,185 @@
+"""What all replicas share: jobs with their payloads, held while those are read; leaving; waiting for room."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from stoker.coldstart.store import ObjectStore
+from stoker.queue.broker import Broker
+from stoker.queue.client import connect
+from stoker.queue.embedded import EmbeddedValkey
+from stoker.queue.events import Bells
+from stoker.queue.records import JobState, NewJob, new_job_id, pack, unpack
+from stoker.runtime import payloads
+from stoker.runtime.settings import Settings
+from stoker.runtime.spec import FunctionSpec
+from stoker.runtime.worker.host import Host
+from stoker.runtime.worker.replica import Replica, Start
+
+BIG = pack("x" * payloads.INLINE_LIMIT)
+LEASE_MS = 300
+SPEC = FunctionSpec(name="f", kind="python", version="1")
+
+
+class Holder(Replica):
+    """Takes one job at a time and does nothing with it."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__("r", SPEC, host, Start())
+        self.looked = 0
+        self.loops = 0
+
+    async def load(self) -> None:
+        self.state = "loading"
+
+    async def unload(self) -> None:
+        pass
+
+    async def take_work(self) -> None:
+        self.loops += 1
+        if free := await self.room():
+            await self.claim(free)
+
+    def free(self) -> int:
+        self.looked += 1
+        return 1 - len(self.held)
+
+    def abort(self, job_id: str) -> None:
+        pass
+
+
+@pytest.fixture
+async def host(tmp_path: Path) -> AsyncIterator[Host]:
+    """Without what its claims don't use."""
+    server = EmbeddedValkey(tmp_path / "valkey", tmp_path / "s")
+    server.start()
+    client = connect(server.url)
+    bells = Bells(server.url, "w", on_cancel=lambda _: None)
+    await bells.start()
+    unused = cast(Any, None)
+    yield Host("h", "w", Settings(tmp_path), Broker(client, lease_ms=LEASE_MS), bells, unused, unused, ["cpu"])
+    await bells.close()
+    await client.aclose()
+    server.stop()
+
+
+async def enqueue(host: Host, job_id: str, payload: bytes) -> None:
+    carried = payloads.put(host.store, job_id, payload)
+    await host.broker.enqueue(NewJob(id=job_id, function="f", tenant="a", payload=carried))
+
+
+async def state_of(host: Host, job_id: str) -> JobState:
+    job = await host.broker.job(job_id)
+    assert job is not None
+    return job.state
+
+
+async def test_small_and_big_payloads_and_one_that_is_gone(host: Host) -> None:
+    small, big, gone = ids = [new_job_id("f") for _ in range(3)]
+    for job_id, payload in zip(ids, (pack("small"), BIG, BIG), strict=True):
+        await enqueue(host, job_id, payload)
+    host.store.delete(payloads.object_key(gone))
+    replica = Holder(host)
+    replica.outbox.start()
+    claims = await replica.claim(5)
+    assert {claim.job_id: claim.payload for claim in claims} == {small: pack("small"), big: BIG}
+    assert replica.held == {claim.job_id: claim for claim in claims}
+    await replica.outbox.drained()
+    record = await host.broker.job(gone)
+    assert record is not None and record.state is JobState.FAILED
+    error = unpack(cast(bytes, record.error))
+    assert (error["type"], error["code"]) == ("internal_error", "ObjectMissing")
+    assert gone in error["message"]
+    await replica.outbox.close()
+
+
+class SlowStore:
+    """Reads end when they are told to."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self.url = store.url
+        self.reading, self.go_on = threading.Event(), threading.Event()
+
+    def read(self, key: str) -> bytes:
+        self.reading.set()
+        assert self.go_on.wait(20)
+        return self._store.read(key)
+
+
+async def test_a_lease_is_renewed_while_the_payload_is_read(host: Host) -> None:
+    job_id = new_job_id("f")
+    await enqueue(host, job_id, BIG)
+    host.__dict__["store"] = slow = SlowStore(host.store)
+    replica = Holder(host)
+    claiming = asyncio.create_task(replica.claim(1))
+    assert await asyncio.to_thread(slow.reading.wait, 20)
+    for _ in range(5):
+        fences = {claim.job_id: claim.fence for claim in replica.held.values()}
+        assert await host.broker.beat("f", "w", fences) == {}
+        await asyncio.sleep(LEASE_MS / 3000)
+        assert await host.broker.tick("f") == 0
+    slow.go_on.set()
+    (claim,) = await claiming
+    assert (claim.job_id, claim.payload, replica.held) == (job_id, BIG, {job_id: claim})
+
+
+async def test_a_job_that_is_lost_while_its_payload_is_read(host: Host) -> None:
+    job_id = new_job_id("f")
+    await enqueue(host, job_id, BIG)
+    host.__dict__["store"] = slow = SlowStore(host.store)
+    replica = Holder(host)
+    claiming = asyncio.create_task(replica.claim(1))
+    assert await asyncio.to_thread(slow.reading.wait, 20)
+    replica.lose(job_id)
+    slow.go_on.set()
+    assert await claiming == [] and replica.held == {}
+
+
+async def until_ready(replica: Replica) -> None:
+    async with asyncio.timeout(20):
+        while replica.state != "ready":
+            await asyncio.sleep(0.01)
+
+
+async def test_a_full_replica_waits_for_room_and_claims_nothing(host: Host) -> None:
+    replica = Holder(host)
+    replica.start()
+    await until_ready(replica)
+    first, second = new_job_id("f"), new_job_id("f")
+    for job_id in (first, second):
+        await enqueue(host, job_id, b"p")
+    async with asyncio.timeout(20):
+        while list(replica.held) != [first]:
+            await asyncio.sleep(0.01)
+    looked, loops = replica.looked, replica.loops
+    await asyncio.sleep(0.1)
+    assert replica.looked <= looked + 1 and replica.loops <= loops + 1
+    assert await state_of(host, second) is JobState.QUEUED
+    replica.complete(replica.held[first], {"value": 1}, {})
+    async with asyncio.timeout(20):
+        while list(replica.held) != [second]:
+            await asyncio.sleep(0.01)
+    await replica.stop(0)
+
+
+async def test_what_comes_to_a_replica_that_leaves_goes_back_unharmed(host: Host) -> None:
+    """Its claim stands until the very end; whatever it got is handed back without using up an attempt."""
+    replica = Holder(host)
+    replica.start()
+    await until_ready(replica)
+    jobs = [new_job_id("f") for _ in range(5)]
+    stopping = asyncio.create_task(replica.stop(0))
+    for job_id in jobs:
+        await enqueue(host, job_id, b"p")
+        await asyncio.sleep(0.002)
+    await stopping
+    assert replica.state == "gone"
+    records = [await host.broker.job(job_id) for job_id in jobs]
+    assert all(record and record.attempt == 0 and not record.state.terminal for record in records)
+    assert {record.state for record in records if record} <= {JobState.QUEUED, JobState.RETRYING}
+    assert [claim.job_id for claim in await host.broker.claim("f", "other", 9)] == jobs
