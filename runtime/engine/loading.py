@@ -88,8 +88,8 @@ class ModelLoad:
         with self.timeline.phase("allocate KV cache") as facts:
             engine = Engine(self._config, self._options, self._weights, self._manifest.revision)
             facts["bytes"] = engine.kv.total_bytes
-        with self.timeline.phase("warm up"):
-            engine.runner.warm_up()
+        with self.timeline.phase("warm up") as facts:
+            facts.update(engine.runner.warm_up())
         return engine
 
     def complete(self) -> None:

@@ -117,12 +117,13 @@ class Runner:
         """The tensors of a step, as `launch` makes them."""
         return self.table.batch(self._receive(work))
 
-    def warm_up(self) -> None:
+    def warm_up(self) -> dict[str, int]:
         """Runs every kind of step once on a GPU, so that no kernel is ever compiled or loaded while a request waits for
-        it. A few layers stand for all, and may be empty still: nothing here waits for weights."""
+        it. A few layers stand for all, and may be empty still: nothing here waits for weights. Returns how many kernels
+        this process has compiled, and found compiled, up to now."""
         if not self._on_gpu:
-            return
-        from stoker.kernels.launch import warming_up
+            return {}
+        from stoker.kernels.launch import origins, warming_up
 
         weights, self.weights = self.weights, samples_of(self.weights, self._config.windows)
         try:
@@ -132,6 +133,7 @@ class Runner:
         finally:
             self.weights = weights
         self.kv[NULL_BLOCK].zero_()
+        return {f"kernels_{name}": count for name, count in origins().items() if name != "warmed"}
 
     def late_kernels(self) -> int:
         """Kernel variants of this process that a request has waited for."""
