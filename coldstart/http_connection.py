@@ -1,6 +1,7 @@
 """A keep-alive HTTP/1.1 connection that receives bodies straight into the caller's memory."""
 
 import http.client
+import math
 import select
 import socket
 import ssl
@@ -16,11 +17,12 @@ SLICE_S = 0.25
 
 
 class Patience(NamedTuple):
-    """How long to wait: for the connection, for an answer's first byte, and for more of it, in seconds."""
+    """How long to wait: for the connection, for an answer's first byte, for more of it, and for all of its body."""
 
     connect_s: float = 5.0
     first_byte_s: float = 20.0
     stall_s: float = 10.0
+    body_s: float = math.inf
 
 
 class Origin(NamedTuple):
@@ -67,7 +69,7 @@ class HttpConnection:
         nothing arrived, and Cancelled."""
         sock = self._socket
         assert sock is not None
-        count = receive(sock, into, receive_buffered(sock, response, into), watch, self._patience.stall_s)
+        count = receive(sock, into, receive_buffered(sock, response, into), watch, self._patience)
         response.close()
         if response.will_close or count < len(into):
             self.close()
@@ -112,12 +114,13 @@ def receive_buffered(sock: socket.socket, response: http.client.HTTPResponse, in
         return 0
 
 
-def receive(sock: socket.socket, into: memoryview, received: int, watch: ReadWatch, patience_s: float) -> int:
+def receive(sock: socket.socket, into: memoryview, received: int, watch: ReadWatch, patience: Patience) -> int:
     """Wakes up at least once per slice to look at `watch`. Returns less than asked when the connection ended or
     stalled after something had arrived; raises OSError when nothing had."""
     flags = receive_flags(sock)
     watch.received += received
-    deadline = time.monotonic() + patience_s
+    end = time.monotonic() + patience.body_s
+    deadline = min(end, time.monotonic() + patience.stall_s)
     while received < len(into):
         rest = into[received:]
         try:
@@ -131,7 +134,7 @@ def receive(sock: socket.socket, into: memoryview, received: int, watch: ReadWat
             break
         if not count:
             break
-        received, deadline = received + count, time.monotonic() + patience_s
+        received, deadline = received + count, min(end, time.monotonic() + patience.stall_s)
         watch.received += count
         check_progress(deadline, watch)
     return received
