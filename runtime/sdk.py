@@ -206,6 +206,10 @@ class Client:
     def functions(self) -> list[dict[str, Any]]:
         return self.request("GET", "/v1/functions")["data"]
 
+    def hosts(self) -> dict[str, Any]:
+        """Pools and hosts, and what functions wait for."""
+        return self.request("GET", "/v1/hosts")
+
     def stream_lines(self, method: str, path: str, **options: Any) -> Iterator[str]:
         """The lines of a streamed answer, keep-alive comments included."""
         with self._http.stream(method, path, **options) as response:

@@ -18,11 +18,12 @@ from stoker.runtime.controller.groups import (
 )
 from stoker.runtime.controller.leader import NotLeading
 
-CONNECT_S = 2.0
-READ_S = 5.0
+CONNECT_S = 1.0
+LOOK_READ_S = 5.0
+LOOK_ATTEMPTS = 3
 # A change is tried once: the next turn looks at what became of it and tries again if need be.
-CHANGE_S = CONNECT_S + READ_S
-READ_ATTEMPTS = 3
+CHANGE_READ_S = 3.0
+CHANGE_S = CONNECT_S + CHANGE_READ_S
 DRAIN_HOOK = "stoker-drain"
 ACTIVITIES = 20
 
@@ -42,8 +43,8 @@ class AutoScaling:
 
     def __init__(self, cluster: str) -> None:
         self._filter = [{"Name": f"tag:{CLUSTER_TAG}", "Values": [cluster]}]
-        self._looks = make_client(READ_ATTEMPTS)
-        self._changes = make_client(1)
+        self._looks = make_client(LOOK_READ_S, LOOK_ATTEMPTS)
+        self._changes = make_client(CHANGE_READ_S, 1)
 
     async def groups(self) -> list[Group]:
         return await in_thread("DescribeAutoScalingGroups", self._read_groups)
@@ -103,6 +104,6 @@ def is_refusal(error: ClientError) -> bool:
     return 400 <= status < 500 and status != 429 and "Throttl" not in code and code != "RequestLimitExceeded"
 
 
-def make_client(attempts: int) -> Any:
+def make_client(read_s: float, attempts: int) -> Any:
     retries = {"mode": "standard", "total_max_attempts": attempts}
-    return boto3.client("autoscaling", config=Config(connect_timeout=CONNECT_S, read_timeout=READ_S, retries=retries))
+    return boto3.client("autoscaling", config=Config(connect_timeout=CONNECT_S, read_timeout=read_s, retries=retries))

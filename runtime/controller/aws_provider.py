@@ -49,6 +49,7 @@ class AwsProvider:
         self._going: dict[str, float] = {}
         self._reported: frozenset[str] = frozenset()
         self._looked_at = 0.0
+        self._look_number = 0
         self._changed_at = 0.0
         self._trouble = "the Auto Scaling groups have not been looked at yet"
         self._errors = 0
@@ -56,7 +57,8 @@ class AwsProvider:
     def fleet(self, hosts: Mapping[str, Host]) -> Fleet:
         bodies = {id: host.body for id, host in hosts.items()}
         groups = marked(self._groups, self._going)
-        return fleet_of(groups, self._memory, bodies, self._trouble, time.monotonic(), time.time())
+        fleet = fleet_of(groups, self._memory, bodies, time.monotonic(), time.time())
+        return replace(fleet, trouble=self._trouble, look=self._look_number)
 
     def order(self, orders: Orders) -> None:
         if orders != self._orders:
@@ -103,7 +105,8 @@ class AwsProvider:
         if self._is_due(frozenset(hosts)):
             await self._look(frozenset(hosts))
         bodies = {id: host.body for id, host in hosts.items()}
-        for call in fleet_plan.plan(self._groups, self._memory, bodies, self._orders, time.time()):
+        orders = self._orders if self._orders.look == self._look_number else None
+        for call in fleet_plan.plan(self._groups, self._memory, bodies, orders, time.time()):
             await self._carry_out(call)
 
     def _is_due(self, reporting: frozenset[str]) -> bool:
@@ -135,6 +138,7 @@ class AwsProvider:
         self._going = {id: at for id, at in self._going.items() if time.monotonic() - at < SHOWS_AFTER_S}
         self._groups, self._reported = marked(groups, self._going), reporting
         self._looked_at, self._trouble = time.monotonic(), ""
+        self._look_number += 1
 
     async def _remember(self, memory: FleetMemory, known: FleetMemory) -> None:
         if memory != known and not await self._cluster.write_fleet_memory(self._leadership.candidate, memory.to_dict()):

@@ -16,11 +16,13 @@ Bodies = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """The policy's last word: good hosts wanted of each pool, hosts to give back, hosts that replicas are wanted on."""
+    """The policy's last word: good hosts wanted of each pool, hosts to give back, hosts that replicas are wanted on,
+    and the number of the look at the groups that it was based on."""
 
     hosts: Mapping[str, int] = field(default_factory=dict)
     retire: frozenset[str] = frozenset()
     used: frozenset[str] = frozenset()
+    look: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +89,26 @@ def states(group: Group, memory: FleetMemory, bodies: Bodies, now: float) -> dic
     }
 
 
-def plan(groups: Sequence[Group], memory: FleetMemory, bodies: Bodies, orders: Orders, now: float) -> list[Call]:
-    """Every call can be repeated. Protection first, so that nothing that has work is ever a victim; capacity last."""
+def plan(groups: Sequence[Group], memory: FleetMemory, bodies: Bodies, orders: Orders | None, now: float) -> list[Call]:
+    """Every call can be repeated. Protection first, so that nothing that has work is ever a victim; capacity last.
+    Without orders (None) only what needs none is done: broken hosts go, drained ones are let go."""
     made: list[Call] = []
     for group in groups:
         known = states(group, memory, bodies, now)
-        made += protections(group, known, bodies, orders)
+        made += protections(group, known, bodies, orders) if orders else []
         made += [LetGo(group, i.id) for i in group.instances if i.waits and is_empty(bodies.get(i.id))]
-        going = departures(group, known, bodies, orders)
+        going = departures(group, known, bodies, orders.retire if orders else frozenset())
         made += going
         left = {each.instance for each in going}
         staying: list[MachineState] = [known[instance.id] for instance in group.live if instance.id not in left]
-        made += capacity(group, staying, orders, memory.pool(group.pool).retry_at > now)
+        if orders and group.pool in orders.hosts:
+            made += capacity(group, staying, orders.hosts[group.pool], memory.pool(group.pool).retry_at > now)
     return made
 
 
-def departures(group: Group, known: Mapping[str, MachineState], bodies: Bodies, orders: Orders) -> list[Terminate]:
+def departures(
+    group: Group, known: Mapping[str, MachineState], bodies: Bodies, retire: frozenset[str]
+) -> list[Terminate]:
     """Hosts to terminate, each by name and with one host less wanted. A host with work is never among them."""
     found = []
     for instance in group.live:
@@ -111,18 +117,16 @@ def departures(group: Group, known: Mapping[str, MachineState], bodies: Bodies, 
             found.append(Terminate(group, instance.id, "it does not report"))
         elif state == "interrupted" and empty:
             found.append(Terminate(group, instance.id, "it has to leave and has nothing to do"))
-        elif state == "ready" and empty and instance.id in orders.retire:
+        elif state == "ready" and empty and instance.id in retire:
             found.append(Terminate(group, instance.id, "it is idle"))
     return found
 
 
-def capacity(group: Group, staying: Sequence[MachineState], orders: Orders, refuses: bool) -> list[SetDesired]:
+def capacity(group: Group, staying: Sequence[MachineState], wanted: int, refuses: bool) -> list[SetDesired]:
     """Never below the instances that are there: a group that must choose a victim may choose a busy one. A pool that
     refuses is held at what it has, so that it doesn't start a host that another pool has started meanwhile."""
-    if group.pool not in orders.hosts:
-        return []
     bad = sum(state not in ("pending", "ready") for state in staying)
-    target = len(staying) if refuses else max(orders.hosts[group.pool] + bad, len(staying))
+    target = len(staying) if refuses else max(wanted + bad, len(staying))
     target = min(max(target, group.smallest), group.largest)
     gone = len(group.live) - len(staying)
     return [SetDesired(group, target)] if target != group.desired - gone else []

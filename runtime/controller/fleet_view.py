@@ -17,7 +17,6 @@ def fleet_of(
     groups: Sequence[Group],
     memory: FleetMemory,
     bodies: Bodies,
-    trouble: str,
     now: float,
     clock: float,
 ) -> Fleet:
@@ -30,7 +29,7 @@ def fleet_of(
             since = memory.machines.get(id, Sighting(group.pool, clock)).first
             machines.append(Machine(id, group.pool, state, since + now - clock))
         rows.append(pool_row(group, memory, known))
-    return Fleet(tuple(pools), tuple(machines), tuple(rows), trouble)
+    return Fleet(tuple(pools), tuple(machines), tuple(rows))
 
 
 def pool_of(group: Group, memory: FleetMemory, known: Mapping[str, MachineState], shift_s: float) -> Pool:

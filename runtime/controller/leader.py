@@ -8,7 +8,8 @@ from redis.exceptions import RedisError
 from stoker.queue.cluster import Cluster
 
 LEASE_MS = 3_000
-# Taken off every confirmed lease: clocks of two machines drift apart by less in that time.
+# A confirmed lease lasts as long as the call, the time that it has to begin, and what is lost on the way.
+BEGIN_S = 1.0
 MARGIN_S = 0.5
 
 
@@ -36,10 +37,10 @@ class Leadership:
     async def confirm(self, lasts_s: float) -> float:
         """Until when (time.monotonic) a call that takes up to `lasts_s` may begin. Raises NotLeading or RedisError."""
         asked, fence = time.monotonic(), self.fence
-        ttl_s = 2 * lasts_s + MARGIN_S
+        ttl_s = lasts_s + BEGIN_S + MARGIN_S
         if not fence or not await self._cluster.confirm_leadership(self.candidate, fence, int(ttl_s * 1000)):
             raise NotLeading(f"{self.candidate} doesn't lead any more")
-        return asked + ttl_s - MARGIN_S - lasts_s
+        return asked + BEGIN_S
 
     async def release(self) -> None:
         self.fence = 0

@@ -52,9 +52,7 @@ def explain_hosts(view: View, case: Case, ordered: list[Fleet]) -> Reason:
     if blocked:
         pool = min(blocked, key=lambda fleet: fleet.pool.retry_at).pool
         left = pool.retry_at - view.now
-        return Reason(
-            "no_capacity", f"pool {pool.name} has no capacity ({pool.error}); next try in {seconds(left)}", left
-        )
+        return Reason("no_capacity", f"pool {pool.name}: {pool.error}; next try in {seconds(left)}", left)
     names = ", ".join(f"{fleet.pool.name} ({fleet.pool.max_hosts})" for fleet in fitting)
     return Reason("max_hosts", f"its pools are at their most hosts: {names}; raise max_hosts")
 

@@ -18,12 +18,13 @@ LOOK_S = 0.25
 @dataclass(frozen=True, slots=True)
 class Fleet:
     """What a provider has, for the policy (times on the controller's monotonic clock) and, in `report`, for people.
-    `trouble` says why hosts can't be had just now, whatever the policy wants."""
+    `trouble` says why hosts can't be had just now, whatever the policy wants; `look` numbers what this was seen in."""
 
     pools: tuple[Pool, ...] = ()
     machines: tuple[Machine, ...] = ()
     report: tuple[Mapping[str, Any], ...] = ()
     trouble: str = ""
+    look: int = 0
 
 
 class Provider(Protocol):

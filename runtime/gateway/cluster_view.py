@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.queue.broker import Broker
@@ -19,19 +19,22 @@ FRESH_S = 1.0
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """`hosts` holds the host agents' report bodies, `wanted_hosts` how many the controller asked for, `failing` the
-    functions whose workers could not start and wait for their next try."""
+    functions whose workers could not start and wait for their next try, `fleet` the controller's report of hosts."""
 
     functions: Mapping[str, FunctionSpec]
     backlogs: Mapping[str, Backlog]
     hosts: list[Mapping[str, Any]]
     wanted_hosts: int
     failing: Mapping[str, Any]
+    fleet: Mapping[str, Any] = field(default_factory=dict)
 
     def why_waiting(self, job: Job) -> str:
         spec = self.functions.get(job.function)
         failing = self.failing.get(job.function)
         needs_gpu = bool(spec and spec.gpu)
-        return wait_reason(job, self.backlogs.get(job.function), self.hosts, self.wanted_hosts, failing, needs_gpu)
+        reason = self.fleet.get("reasons", {}).get(job.function)
+        backlog = self.backlogs.get(job.function)
+        return wait_reason(job, backlog, self.hosts, self.wanted_hosts, failing, needs_gpu, reason)
 
 
 class ClusterView:
@@ -59,7 +62,8 @@ class ClusterView:
         hosts = await self._cluster.hosts()
         wanted = await self._cluster.hosts_wanted()
         failing = await self._cluster.failing()
-        return Snapshot(functions, backlogs, [host.body for host in hosts.values()], len(wanted or []), failing)
+        fleet = await self._cluster.fleet()
+        return Snapshot(functions, backlogs, [host.body for host in hosts.values()], len(wanted or []), failing, fleet)
 
 
 def failed(reading: asyncio.Task[Snapshot]) -> bool:

@@ -13,6 +13,7 @@ from stoker.runtime.gateway.waiting import Replica
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+HOST_STATES = ("pending", "ready", "interrupted", "retiring", "failed")
 REPLICA_STATES = ("starting", "loading", "ready", "draining", "failed")
 
 
@@ -41,6 +42,10 @@ class Metrics:
         self.depth = Gauge("stoker_queue_depth", "Jobs waiting.", by_function, registry=made)
         self.running = Gauge("stoker_running_jobs", "Jobs claimed.", by_function, registry=made)
         self.replicas = Gauge("stoker_replicas", "Replicas by state.", ["function", "state"], registry=made)
+        by_pool = ["pool"]
+        self.pool_hosts = Gauge("stoker_pool_hosts", "Hosts of a pool by state.", ["pool", "state"], registry=made)
+        self.pool_desired = Gauge("stoker_pool_desired_hosts", "Hosts asked for.", by_pool, registry=made)
+        self.pool_failures = Gauge("stoker_pool_failed_starts", "Host starts that failed.", by_pool, registry=made)
         self.cold_starts = Counter("stoker_cold_starts", "Replicas that became ready.", by_function, registry=made)
         self.cold_phases = Histogram(
             "stoker_cold_start_phase_seconds",
@@ -67,7 +72,7 @@ class Metrics:
 
     def render(self, snapshot: Snapshot | None) -> bytes:
         """The text format; gauges of the cluster only when its state could be read."""
-        for gauge in (self.depth, self.running, self.replicas):
+        for gauge in (self.depth, self.running, self.replicas, self.pool_hosts, self.pool_desired, self.pool_failures):
             gauge.clear()
         if snapshot is not None:
             self._observe(snapshot)
@@ -77,6 +82,8 @@ class Metrics:
         for name, backlog in snapshot.backlogs.items():
             self.depth.labels(name).set(backlog.queued + backlog.delayed)
             self.running.labels(name).set(backlog.running)
+        for row in snapshot.fleet.get("pools", ()):
+            self._observe_pool(row)
         replicas = {id: replica for host in snapshot.hosts for id, replica in host["replicas"].items()}
         counts = Tally((replica["function"], replica["state"]) for replica in replicas.values())
         for function in snapshot.functions:
@@ -85,6 +92,12 @@ class Metrics:
         for id, replica in replicas.items():
             self._observe_start(id, replica)
         self._seen &= replicas.keys()
+
+    def _observe_pool(self, row: Mapping[str, Any]) -> None:
+        self.pool_desired.labels(row["pool"]).set(row["desired"])
+        self.pool_failures.labels(row["pool"]).set(row["failures"])
+        for state in HOST_STATES:
+            self.pool_hosts.labels(row["pool"], state).set(row["states"].get(state, 0))
 
     def _observe_start(self, id: str, replica: Replica) -> None:
         """Each replica's start is counted once, however many scrapes see its report."""

@@ -7,6 +7,7 @@ from stoker.queue.records import Backlog, Job, JobState
 
 WAITING = {JobState.QUEUED, JobState.RETRYING}
 MESSAGE_LIMIT = 200
+WANTS_HOST = {"host_booting", "no_capacity", "no_fitting_pool", "max_hosts"}
 
 Replica = Mapping[str, Any]
 
@@ -18,11 +19,12 @@ def wait_reason(
     wanted_hosts: int = 0,
     failing: Mapping[str, Any] | None = None,
     needs_gpu: bool = False,
+    reason: Mapping[str, Any] | None = None,
 ) -> str:
     """ "" for a job that runs or has ended.
 
     `hosts` are report bodies (see the host agent); `wanted_hosts` is how many the controller asked its provider for;
-    `failing` is the controller's note about this function's failed starts.
+    `failing` is the controller's note about this function's failed starts, `reason` what it says about its hosts.
     """
     if job.state not in WAITING:
         return ""
@@ -36,6 +38,8 @@ def wait_reason(
         return "starting worker"
     if failing or "failed" in states:
         return f"worker failing: {failure(replicas, failing)}"
+    if reason and reason["code"] in WANTS_HOST:
+        return f"starting host: {reason['message']}" if reason["code"] == "host_booting" else reason["message"]
     if not hosts:
         return "starting host" if wanted_hosts else "no host available"
     if needs_gpu and all(host["device"] == "cpu" for host in hosts):
