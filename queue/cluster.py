@@ -14,17 +14,18 @@ from redis.exceptions import RedisError
 
 from stoker.queue.records import pack, unpack
 
-FUNCTIONS = "stoker:functions"
-WANTED = "stoker:wanted"
-LEADER = "stoker:leader"
-LEADER_FENCE = "stoker:leader:fence"
-BELL = "stoker:controller:bell"
-HOST_PREFIX = "stoker:host:"
-FAILING = "stoker:failing"
-HOSTS = "stoker:hosts"
-HOSTS_WANTED = "stoker:hosts:wanted"
-FLEET = "stoker:fleet"
-FLEET_MEMORY = "stoker:fleet:memory"
+# One hash tag for all, so that a cluster-mode server has them in one slot, where scripts and transactions may span them.
+FUNCTIONS = "stoker:{cluster}:functions"
+WANTED = "stoker:{cluster}:wanted"
+LEADER = "stoker:{cluster}:leader"
+LEADER_FENCE = "stoker:{cluster}:leader:fence"
+BELL = "stoker:{cluster}:controller:bell"
+HOST_PREFIX = "stoker:{cluster}:host:"
+FAILING = "stoker:{cluster}:failing"
+HOSTS = "stoker:{cluster}:hosts"
+HOSTS_WANTED = "stoker:{cluster}:hosts:wanted"
+FLEET = "stoker:{cluster}:fleet"
+FLEET_MEMORY = "stoker:{cluster}:fleet:memory"
 
 PERMANENT = {FUNCTIONS, HOSTS, WANTED, LEADER_FENCE, HOSTS_WANTED, FLEET_MEMORY}
 HOST_TTL_MS = 3_000
