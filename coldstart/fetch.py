@@ -44,6 +44,7 @@ class Fetcher:
         if largest > ring.slot_bytes:
             raise ValueError(f"a chunk of {largest} bytes doesn't fit a ring slot of {ring.slot_bytes}")
         self._url, self._chunks, self._ring = store.url, manifest.chunks, ring
+        self._published = manifest.published
         self._source, self._cache, self._peers = StoreSource(store, manifest), cache, peers
         self._changed = threading.Condition()
         self._board = Board([chunk.length for chunk in manifest.chunks], ring.slots)
@@ -111,7 +112,7 @@ class Fetcher:
                 "slot_wait_s": round(self._board.starved_s, 3),
                 "chunk_wait_s": round(self._awaited_s, 3),
                 "sources": self._tallies.report(),
-                "checked": "length and version" if self._unpublished() else "checksum of every chunk",
+                "checked": "checksum of every chunk" if self._published else "length and version",
             }
 
     def _has_answer(self) -> bool:
@@ -242,6 +243,3 @@ class Fetcher:
     def _count_ended(self, read: Read) -> None:
         for name in self._ended:
             self._ended[name] += getattr(read.watch, name)
-
-    def _unpublished(self) -> bool:
-        return any(chunk.checksum is None for chunk in self._chunks)

@@ -70,6 +70,11 @@ class Manifest:
     def total_bytes(self) -> int:
         return sum(chunk.length for chunk in self.chunks)
 
+    @property
+    def published(self) -> bool:
+        """False for one that was made from the headers of a model without a manifest: it has no checksums."""
+        return all(chunk.checksum is not None for chunk in self.chunks)
+
     def pack(self) -> bytes:
         """A msgpack map of version, XXH3-64 of the body, and the body: the fields in msgpack."""
         body = packed({name: getattr(self, name) for name in self.__slots__})

@@ -16,7 +16,10 @@ class Settings:
     for open on loopback addresses only.
 
     `cluster` names the pools that an AWS controller scales, `pool` the one that this host belongs to; `metadata_url` is
-    where an EC2 instance learns about itself. A pool's host is given back after `host_idle_s` without a replica."""
+    where an EC2 instance learns about itself. A pool's host is given back after `host_idle_s` without a replica.
+
+    Weights from a bucket are kept in `cache_dir` (by default in `data_dir`), up to `cache_gb` (0: none); with a
+    `peer_port` other hosts of the deployment may fetch them there."""
 
     data_dir: Path
     redis_url: str = ""
@@ -29,10 +32,17 @@ class Settings:
     pool: str = ""
     metadata_url: str = METADATA_URL
     host_idle_s: float = 30.0
+    cache_dir: Path | None = None
+    cache_gb: float = 50.0
+    peer_port: int = 0
 
     @property
     def store(self) -> str:
         return self.store_url or (self.data_dir / "store").resolve().as_uri()
+
+    @property
+    def cache_folder(self) -> Path:
+        return self.cache_dir or self.data_dir / "chunks"
 
     @property
     def socket(self) -> Path:
@@ -44,7 +54,8 @@ class Settings:
 
 def from_environment() -> Settings:
     """STOKER_DATA, STOKER_REDIS, STOKER_STORE, STOKER_LEASE_MS, STOKER_LOG_LEVEL, STOKER_SECRET, STOKER_AUTH,
-    STOKER_CLUSTER, STOKER_POOL, STOKER_HOST_IDLE_S, and AWS_EC2_METADATA_SERVICE_ENDPOINT as boto3 knows it."""
+    STOKER_CLUSTER, STOKER_POOL, STOKER_HOST_IDLE_S, STOKER_CACHE, STOKER_CACHE_GB, STOKER_PEER_PORT, and
+    AWS_EC2_METADATA_SERVICE_ENDPOINT as boto3 knows it."""
     return Settings(
         data_dir=Path(os.environ.get("STOKER_DATA", ".stoker")).resolve(),
         redis_url=os.environ.get("STOKER_REDIS", ""),
@@ -57,6 +68,9 @@ def from_environment() -> Settings:
         pool=os.environ.get("STOKER_POOL", ""),
         metadata_url=os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", METADATA_URL),
         host_idle_s=float(os.environ.get("STOKER_HOST_IDLE_S", "30")),
+        cache_dir=Path(cache).resolve() if (cache := os.environ.get("STOKER_CACHE", "")) else None,
+        cache_gb=float(os.environ.get("STOKER_CACHE_GB", "50")),
+        peer_port=int(os.environ.get("STOKER_PEER_PORT", "0")),
     )
 
 
@@ -73,5 +87,8 @@ def to_environment(settings: Settings) -> dict[str, str]:
         "STOKER_CLUSTER": settings.cluster,
         "STOKER_POOL": settings.pool,
         "STOKER_HOST_IDLE_S": str(settings.host_idle_s),
+        "STOKER_CACHE": str(settings.cache_folder),
+        "STOKER_CACHE_GB": str(settings.cache_gb),
+        "STOKER_PEER_PORT": str(settings.peer_port),
         "AWS_EC2_METADATA_SERVICE_ENDPOINT": settings.metadata_url,
     }
