@@ -7,6 +7,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from stoker.queue.connection import CLASSES
+from stoker.queue.iam_auth import separate
 from stoker.queue.pipeline import PipelinedRedis
 
 SOCKET_TIMEOUT_S = 10.0
@@ -20,7 +21,8 @@ class ServerUnfit(RuntimeError):
 
 
 def connect(url: str, *, socket_timeout_s: float = SOCKET_TIMEOUT_S, max_connections: int = MAX_CONNECTIONS) -> Redis:
-    """A client for `redis://`, `rediss://` or `unix://`. Replies are bytes.
+    """A client for `redis://`, `rediss://` or `unix://`. Replies are bytes. `rediss://USER@HOST:PORT?iam=CACHE` logs in
+    to an ElastiCache Serverless cache with the AWS identity at hand.
 
     redis-py re-sends a command up to ten times when its reply is lost; here a lost reply raises, and the caller repeats
     what is safe to repeat (see `stoker.queue.retry`).
@@ -28,6 +30,7 @@ def connect(url: str, *, socket_timeout_s: float = SOCKET_TIMEOUT_S, max_connect
     scheme, mark, _ = url.partition("://")
     if not mark or scheme not in CLASSES:
         raise ValueError(f"{url!r} is no server: use redis://host:port, rediss://host:port or unix:///path")
+    url, credentials = separate(url)
     pool = BlockingConnectionPool.from_url(
         url,
         max_connections=max_connections,
@@ -37,6 +40,7 @@ def connect(url: str, *, socket_timeout_s: float = SOCKET_TIMEOUT_S, max_connect
         retry=Retry(NoBackoff(), 0),
         protocol=2,
         **({} if scheme == "unix" else {"socket_keepalive": True}),
+        **({"credential_provider": credentials} if credentials else {}),
     )
     pool.connection_class = CLASSES[scheme]
     return PipelinedRedis.from_pool(pool)
