@@ -1,14 +1,16 @@
 """A model in Hugging Face's file layout: one safetensors file, or shards with an index, and a config."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from stoker.coldstart.failures import ManifestInvalid, ObjectMissing, UnsupportedModel
 from stoker.coldstart.manifest import TensorEntry
 from stoker.coldstart.safetensors_header import HeaderInvalid, read_header, unique_keys
-from stoker.coldstart.store import ObjectStore, checked_key
+from stoker.coldstart.store import ObjectInfo, ObjectStore, checked_key
 
+HEADER_READS = 16
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -26,21 +28,24 @@ TIED_HEAD = ("lm_head.weight", "model.embed_tokens.weight")
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """`tensors[i].file` counts into `shards`; `documents` are the small files a runtime needs beside the weights."""
+    """`tensors[i].file` counts into `shards`; `documents` are the small files a runtime needs beside the weights;
+    `found` has the version of each file."""
 
     shards: list[str]
     tensors: list[TensorEntry]
     aliases: dict[str, str]
     documents: list[str]
+    found: dict[str, ObjectInfo]
 
 
 def scan(store: ObjectStore) -> Repository:
-    """Reads headers only, and checks them against each other and the index.
+    """Reads headers only, several at once, and checks them against each other and the index.
 
     Raises ObjectMissing for an absent shard or config, ManifestInvalid for files that contradict each other,
     UnsupportedModel for a folder without safetensors.
     """
-    names = {entry.key for entry in store.list()}
+    found = {entry.key: entry for entry in store.list()}
+    names = set(found)
     if CONFIG not in names:
         raise ObjectMissing(f"{store.url}/{CONFIG}", None, "the model has no config")
     config = read_json(store, CONFIG)
@@ -49,11 +54,13 @@ def scan(store: ObjectStore) -> Repository:
     for shard in shards:
         if shard not in names:
             raise ObjectMissing(f"{store.url}/{shard}", None, f"{INDEX} names this shard, but it isn't there")
-    tensors = [tensor for number, shard in enumerate(shards) for tensor in read_header(store, shard, number)]
+    with ThreadPoolExecutor(HEADER_READS) as pool:
+        headers = pool.map(lambda number: read_header(store, found[shards[number]], number), range(len(shards)))
+        tensors = [tensor for header in headers for tensor in header]
     check_index(store.url, shards, tensors, weight_map)
     aliases = tied_aliases(config, {tensor.name for tensor in tensors})
     stored = [tensor for tensor in tensors if tensor.name not in aliases]
-    return Repository(shards, stored, aliases, [name for name in DOCUMENTS if name in names])
+    return Repository(shards, stored, aliases, [name for name in DOCUMENTS if name in names], found)
 
 
 def find_single(store: ObjectStore, names: set[str]) -> str:

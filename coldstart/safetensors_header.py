@@ -7,31 +7,35 @@ from typing import Any
 
 from stoker.coldstart.failures import ManifestInvalid, ObjectTruncated
 from stoker.coldstart.manifest import ITEM_BYTES, TensorEntry
-from stoker.coldstart.store import ObjectStore
+from stoker.coldstart.store import ObjectInfo, ObjectStore
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000
+FIRST_BYTES = 1 << 20
 
 
 class HeaderInvalid(ValueError):
     """What is wrong with a header; the caller adds the file's name."""
 
 
-def read_header(store: ObjectStore, key: str, file: int) -> list[TensorEntry]:
-    """The tensors of safetensors object `key` (number `file` of its model) in file order.
+def read_header(store: ObjectStore, found: ObjectInfo, file: int) -> list[TensorEntry]:
+    """The tensors of a safetensors object (number `file` of its model) in file order. One read, or two for a header
+    over 1 MiB, both of the version that was `found`.
 
     Raises ManifestInvalid for a header that breaks the format, ObjectTruncated for a file shorter than it announces.
     """
-    name = f"{store.url}/{key}"
-    size = store.stat(key).size
+    name, size = f"{store.url}/{found.key}", found.size
     if size < LENGTH_BYTES:
         raise ManifestInvalid(name, (0, LENGTH_BYTES), f"{size} bytes can't be a safetensors file")
-    length = int.from_bytes(fetch(store, key, 0, LENGTH_BYTES), "little")
+    first = fetch(store, found, 0, min(size, FIRST_BYTES))
+    length = int.from_bytes(first[:LENGTH_BYTES], "little")
     data_start = LENGTH_BYTES + length
     if not 0 < length <= MAX_HEADER_BYTES or data_start > size:
         raise ManifestInvalid(name, (0, LENGTH_BYTES), f"its header can't be {length} bytes long (file: {size})")
+    if data_start > len(first):
+        first += fetch(store, found, len(first), data_start - len(first))
     try:
-        tensors = parse_header(fetch(store, key, LENGTH_BYTES, length), file, data_start)
+        tensors = parse_header(first[LENGTH_BYTES:data_start], file, data_start)
     except HeaderInvalid as error:
         raise ManifestInvalid(name, (LENGTH_BYTES, data_start), str(error)) from error
     end = max((tensor.offset + tensor.length for tensor in tensors), default=data_start)
@@ -42,9 +46,9 @@ def read_header(store: ObjectStore, key: str, file: int) -> list[TensorEntry]:
     return tensors
 
 
-def fetch(store: ObjectStore, key: str, offset: int, length: int) -> bytearray:
+def fetch(store: ObjectStore, found: ObjectInfo, offset: int, length: int) -> bytearray:
     data = bytearray(length)
-    store.read_range(key, offset, memoryview(data))
+    store.read_range(found.key, offset, memoryview(data), found.etag)
     return data
 
 

@@ -72,6 +72,8 @@ class FaultHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0].removeprefix(f"/{BUCKET}/")
+        if "list-type=2" in self.path:
+            return self.answer(200, self.listing(), {"Content-Type": "application/xml"})
         data, etag = self.server.objects.get(path), self.server.etags.get(path, "")
         if data is None:
             return self.refuse("404")
@@ -92,6 +94,13 @@ class FaultHandler(BaseHTTPRequestHandler):
         part = self.server.objects[path][start : end + 1]
         headers = {"ETag": etag, "Content-Range": f"bytes {start}-{start + len(part) - 1}/{len(data)}"}
         getattr(self, f"send_{fault.replace('-', '_')}", self.send_right)(part, headers)
+
+    def listing(self) -> bytes:
+        """The bucket's root in one page."""
+        entry = "<Contents><Key>{}</Key><Size>{}</Size><ETag>{}</ETag></Contents>"
+        etags, objects = self.server.etags, sorted(self.server.objects.items())
+        entries = [entry.format(name, len(data), etags.get(name, "")) for name, data in objects]
+        return f"<ListBucketResult><IsTruncated>false</IsTruncated>{''.join(entries)}</ListBucketResult>".encode()
 
     def send_right(self, part: bytes, headers: dict[str, str]) -> None:
         self.answer(206, part, headers)

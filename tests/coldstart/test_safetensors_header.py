@@ -13,11 +13,16 @@ from safetensors.torch import load, save, save_file
 
 from stoker.coldstart.failures import ManifestInvalid, ObjectTruncated
 from stoker.coldstart.file_store import FileStore
-from stoker.coldstart.manifest import ITEM_BYTES
-from stoker.coldstart.safetensors_header import MAX_HEADER_BYTES, HeaderInvalid, parse_header, read_header
+from stoker.coldstart.manifest import ITEM_BYTES, TensorEntry
+from stoker.coldstart.safetensors_header import MAX_HEADER_BYTES, HeaderInvalid, parse_header
+from stoker.coldstart.safetensors_header import read_header as read_found_header
 
 TELLING_BYTES = list(b'0123456789"{}[]:,aUF\x00\xff ')
 A = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+def read_header(store: FileStore, key: str, file: int) -> list[TensorEntry]:
+    return read_found_header(store, store.stat(key), file)
 
 
 def write(folder: Path, header: Any, data: bytes = b"", length: int | None = None) -> FileStore:
