@@ -12,6 +12,7 @@ from typing import Any
 from stoker.coldstart.ring import Ring
 from stoker.runtime.processes import stop_child
 from stoker.runtime.wire import AsyncChannel, ChannelClosed, Frame, socket_pair
+from stoker.runtime.worker.kernel_store import empty_folder
 from stoker.runtime.worker.zygote_link import Forked, ZygoteLink
 
 MODULE = "stoker.runtime.engine.process"
@@ -31,12 +32,14 @@ class ModelPort:
 
 @dataclass
 class EngineLink:
-    """One engine process, started with the first model and stopped with the last."""
+    """One engine process, started with the first model and stopped with the last. `kernels` is where it finds compiled
+    kernels and leaves those it had to compile: an empty folder at its start."""
 
     device: str
     ring: Ring
     zygote: ZygoteLink
     log: Path
+    kernels: Path
     stats: Frame = field(default_factory=dict)
     _ports: dict[str, ModelPort] = field(default_factory=dict)
     _process: Forked | None = None
@@ -100,6 +103,7 @@ class EngineLink:
 
     async def _start(self) -> dict[str, Any]:
         started = time.monotonic_ns()
+        await asyncio.to_thread(empty_folder, self.kernels)
         sock, fd = socket_pair()
         try:
             self._process = await self.zygote.fork(
@@ -108,7 +112,7 @@ class EngineLink:
                 *("--ring-fd", "{1}"),
                 *("--ring-slots", str(self.ring.slots)),
                 name="stoker-engine",
-                env=device_environment(self.device),
+                env=device_environment(self.device) | kernel_environment(self.kernels),
                 fds=(fd, self.ring.fd),
                 log=self.log,
             )
@@ -163,6 +167,11 @@ def device_environment(device: str) -> dict[str, str]:
     if device == "cpu":
         return {"CUDA_VISIBLE_DEVICES": ""}
     return {"CUDA_VISIBLE_DEVICES": device.partition(":")[2] or "0"}
+
+
+def kernel_environment(folder: Path) -> dict[str, str]:
+    """Where Triton keeps what it compiled, and that nothing but the device's code is worth keeping."""
+    return {"TRITON_CACHE_DIR": str(folder), "TRITON_STORE_BINARY_ONLY": "1"}
 
 
 def describe_exit(code: int | None) -> str:

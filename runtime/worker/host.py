@@ -12,6 +12,7 @@ from stoker.queue.claimer import Claimer
 from stoker.queue.events import Bells
 from stoker.runtime.settings import Settings
 from stoker.runtime.worker.engine_link import EngineLink
+from stoker.runtime.worker.kernel_store import KernelStore, gpu_model
 from stoker.runtime.worker.zygote_link import ZygoteLink
 
 BELL_WAIT_S = 0.25
@@ -46,8 +47,14 @@ class Host:
     def engine(self, device: str) -> EngineLink:
         if device not in self.engines:
             log = self.log(f"engine-{device.replace(':', '')}")
-            self.engines[device] = EngineLink(device, self.ring, self.zygote, log)
+            kernels = self.settings.data_dir / "kernels" / f"{self.id}-{device.replace(':', '')}"
+            self.engines[device] = EngineLink(device, self.ring, self.zygote, log, kernels)
         return self.engines[device]
+
+    def kernels(self, device: str) -> KernelStore | None:
+        """None where no compiled kernels are used, or the driver doesn't tell for which GPU they would be."""
+        gpu = gpu_model(device)
+        return KernelStore(self.settings.data_dir / "kernels", self.store, gpu) if gpu else None
 
     def log(self, name: str) -> Path:
         return log_path(self.settings, self.id, name)

@@ -6,6 +6,7 @@ anywhere. Every engine process starts with an empty cache folder of its own: not
 process left behind, only from artifacts whose checksums are right.
 """
 
+import asyncio
 import logging
 import platform
 import shutil
@@ -48,9 +49,9 @@ class Restored:
     files: frozenset[str] = frozenset()
 
     def phase(self) -> dict[str, Any]:
-        facts = {"source": self.source, "files": len(self.files)}
         times = {"start_ns": self.began_ns, "end_ns": self.ended_ns}
-        return {"name": "kernel restore", **times, "bytes": len(self.artifact), "facts": facts}
+        facts = {"bytes": len(self.artifact), "source": self.source, "files": len(self.files)}
+        return {"name": "kernel restore", **times, **facts}
 
 
 @dataclass
@@ -76,8 +77,11 @@ class KernelStore:
         return found
 
     def place(self, found: Restored, cache: Path) -> None:
-        if found.artifact:
-            unpack(found.artifact, self.key, cache)
+        try:
+            if found.artifact:
+                unpack(found.artifact, self.key, cache)
+        except OSError as error:
+            log.warning("compiled kernels can't be put in place: %s", error)
         found.files = file_names(cache)
         found.ended_ns = time.monotonic_ns()
 
@@ -85,7 +89,11 @@ class KernelStore:
         """Makes the artifact of what the engine has in its cache; False when that is what was found."""
         if found.artifact and file_names(cache) == found.files:
             return False
-        artifact = pack(cache, self.key)
+        try:
+            artifact = pack(cache, self.key)
+        except OSError as error:
+            log.warning("compiled kernels can't be read back: %s", error)
+            return False
         self._write_disk(model, artifact)
         try:
             self.store.write(self._object(model), artifact)
@@ -128,6 +136,29 @@ class KernelStore:
 
     def _object(self, model: str) -> str:
         return f"{PREFIX}/{self.key}/{model}"
+
+
+class EngineKernels:
+    """One model's kernels in one engine's cache: read while the engine starts, placed before it loads, kept once it is
+    ready. Without a store nothing happens."""
+
+    def __init__(self, kernels: KernelStore | None, model: str, cache: Path) -> None:
+        self._kernels = kernels
+        self._model = model
+        self._cache = cache
+        self._reading = asyncio.create_task(asyncio.to_thread(kernels.read, model)) if kernels else None
+
+    async def place(self) -> list[dict[str, Any]]:
+        """The timeline's phases of the restoration."""
+        if self._kernels is None or self._reading is None:
+            return []
+        found = await self._reading
+        await asyncio.to_thread(self._kernels.place, found, self._cache)
+        return [found.phase()]
+
+    async def keep(self) -> None:
+        if self._kernels and self._reading:
+            await asyncio.to_thread(self._kernels.keep, self._model, self._reading.result(), self._cache)
 
 
 def empty_folder(path: Path) -> Path:

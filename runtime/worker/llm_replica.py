@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,9 +15,12 @@ from stoker.coldstart.store import ObjectStore, open_store
 from stoker.queue.records import Claim, pack
 from stoker.runtime.spec import FunctionSpec
 from stoker.runtime.wire import Frame
-from stoker.runtime.worker.answer import Answer
+from stoker.runtime.worker.answer import Answer, LogprobEntry
+from stoker.runtime.worker.deltas import Delta, chunk_of, job_of, request_id
 from stoker.runtime.worker.engine_link import EngineDied, EngineLink, ModelPort
 from stoker.runtime.worker.host import Host
+from stoker.runtime.worker.kernel_store import EngineKernels
+from stoker.runtime.worker.pieces import Pieces
 from stoker.runtime.worker.replica import Record, Replica, Start, StartFailed, cold_start_record
 from stoker.runtime.worker.weights_feed import WeightsFeed
 
@@ -35,10 +39,13 @@ class LlmReplica(Replica):
         self._feed: WeightsFeed | None = None
         self._entering: asyncio.Task[dict[str, Any]] | None = None
         self._arriving: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
         self._accepting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._reading_tokenizer: asyncio.Task[Tokenizer] | None = None
         self._tokenizer: Tokenizer | None = None
+        self._tokenizer_given = False
+        self._pieces: Pieces | None = None
         self._total_bytes = 0
 
     async def load(self) -> None:
@@ -75,13 +82,16 @@ class LlmReplica(Replica):
         self._total_bytes = manifest.total_bytes
         self._feed = feed = await asyncio.to_thread(WeightsFeed, store, manifest, self.host.ring)
         feed.start()
+        kernels = EngineKernels(self.host.kernels(self._device), manifest.revision, self._engine.kernels)
         self._entering = asyncio.create_task(self._engine.enter())
         tokenizer = asyncio.to_thread(Tokenizer.from_str, documents["tokenizer.json"].decode())
         self._reading_tokenizer = asyncio.create_task(tokenizer)
         self.timeline.extend((await self._entering)["phases"])
+        self.timeline.extend(await kernels.place())
         self._engine.open(self.id, ModelPort(self._on_frame, self._on_gone))
         self._engine.send(self._load_frame(manifest, documents, feed.files))
         await self._finish_load(feed)
+        self._keeping = asyncio.create_task(kernels.keep())
 
     async def _finish_load(self, feed: WeightsFeed) -> None:
         fetched = feed.connect(self._engine, self.id)
@@ -105,6 +115,8 @@ class LlmReplica(Replica):
         if self._arriving:
             self._arriving.cancel()
             await asyncio.gather(self._arriving, return_exceptions=True)
+        if self._keeping:
+            await self._keeping
         self._engine.close(self.id)
         if self._entering and succeeded(self._entering):
             with contextlib.suppress(EngineDied):
@@ -123,7 +135,8 @@ class LlmReplica(Replica):
 
     def abort(self, job_id: str) -> None:
         if answer := self._answers.pop(job_id, None):
-            self._send_abort(answer.claim)
+            for index in answer.unfinished:
+                self._send_abort(answer.claim, index)
 
     def progress(self) -> tuple[int, int]:
         return (self._feed.fetched_bytes if self._feed else 0), self._total_bytes
@@ -139,30 +152,41 @@ class LlmReplica(Replica):
     def _begin(self, claim: Claim) -> None:
         assert self._tokenizer is not None
         answer = Answer(claim, self._tokenizer)
-        if answer.finish_reason:
+        if not answer.unfinished:
             self._end(answer)
             return
         self._answers[claim.job_id] = answer
-        frame = {
-            "t": "submit",
-            "model": self.id,
-            "id": request_id(claim),
-            "prompt": answer.prompt,
-            "params": answer.engine_params(),
-            "prior": answer.prior,
-            "salt": claim.tenant.encode(),
-        }
         try:
-            self._engine.send(frame)
+            if answer.params.get("grammar"):
+                self._give_tokenizer()
+            for index in answer.unfinished:
+                self._engine.send(self._submit_frame(answer, index))
         except EngineDied as error:
             self._on_gone(str(error))
+
+    def _submit_frame(self, answer: Answer, index: int) -> Frame:
+        return {
+            "t": "submit",
+            "model": self.id,
+            "id": request_id(answer.claim, index),
+            "prompt": answer.prompt,
+            "params": answer.engine_params(index),
+            "prior": answer.choices[index].prior,
+            "salt": answer.claim.tenant.encode(),
+        }
+
+    def _give_tokenizer(self) -> None:
+        """Only grammars need it in the engine, so it is sent once somebody asks for one."""
+        if self._tokenizer and not self._tokenizer_given:
+            self._engine.send({"t": "tokenizer", "model": self.id, "tokenizer": self._tokenizer.to_str()})
+            self._tokenizer_given = True
 
     def _on_frame(self, frame: Frame) -> None:
         match frame["t"]:
             # A request that crossed the news of a failed load belongs to `take_work`, which raises that failure.
             case "deltas" if not failed(self._loaded):
                 for item in frame["items"]:
-                    self._on_delta(*item)
+                    self._on_delta(item)
             case "slot_free" if self._feed:
                 self._feed.release(frame["slot"])
             case "ready" if not self._accepting.done():
@@ -173,37 +197,49 @@ class LlmReplica(Replica):
             case "load_error" if not self._loaded.done():
                 self._loaded.set_exception(StartFailed(frame["error"]))
 
-    def _on_delta(
-        self, request: str, tokens: list[int], reason: str | None, error: str, prompt_tokens: int, cached_tokens: int
-    ) -> None:
-        job_id = request.rpartition("/")[0]
+    def _on_delta(self, item: Sequence[Any]) -> None:
+        delta = Delta(*item)
+        job_id, index = job_of(delta.request_id)
         answer = self._answers.get(job_id)
-        if answer is None or request_id(answer.claim) != request:
+        if answer is None or request_id(answer.claim, index) != delta.request_id:
             return
-        if reason in ("error", "abort"):
-            del self._answers[job_id]
-            failure = {"type": "model_error", "message": error or "generation was aborted", "code": None}
+        if delta.finish_reason in ("error", "abort"):
+            self.abort(job_id)
+            failure = {"type": "model_error", "message": delta.error or "generation was aborted", "code": None}
             self.fail(answer.claim, failure, retry=False)
-            return
-        if tokens:
+        elif answer.choices[index].finish_reason is None:
+            self._absorb(answer, index, delta)
+
+    def _absorb(self, answer: Answer, index: int, delta: Delta) -> None:
+        job_id, choice = answer.claim.job_id, answer.choices[index]
+        if delta.tokens:
             self._first_token_ns.setdefault(job_id, time.monotonic_ns())
-        answer.cached_tokens = cached_tokens
-        text = answer.absorb(tokens, reason)
-        if answer.claim.stream and (text or tokens):
-            self.outbox.emit(job_id, answer.claim.fence, pack({"text": text, "ids": tokens}))
-        if answer.finish_reason:
+        if index == 0:
+            answer.cached_tokens = delta.cached_tokens
+        entries = self._entries(delta)
+        text = choice.absorb(delta.tokens, delta.finish_reason, entries)
+        if answer.claim.stream and (text or delta.tokens):
+            self.outbox.emit(job_id, answer.claim.fence, pack(chunk_of(text, delta.tokens, index, entries)))
+        if choice.finish_reason and delta.finish_reason is None:
+            self._send_abort(answer.claim, index)
+        if not answer.unfinished:
             del self._answers[job_id]
-            if reason is None:
-                self._send_abort(answer.claim)
             self._end(answer)
+
+    def _entries(self, delta: Delta) -> list[LogprobEntry]:
+        if not delta.logprobs:
+            return []
+        assert self._tokenizer is not None
+        self._pieces = self._pieces or Pieces(self._tokenizer)
+        return [self._pieces.entry(token, *found) for token, found in zip(delta.tokens, delta.logprobs, strict=True)]
 
     def _end(self, answer: Answer) -> None:
         usage = answer.usage()
         self.complete(answer.claim, answer.result(), dict(usage), cost=float(sum_cost(usage)))
 
-    def _send_abort(self, claim: Claim) -> None:
+    def _send_abort(self, claim: Claim, index: int) -> None:
         try:
-            self._engine.send({"t": "abort", "model": self.id, "id": request_id(claim)})
+            self._engine.send({"t": "abort", "model": self.id, "id": request_id(claim, index)})
         except EngineDied:
             return
 
@@ -213,11 +249,6 @@ class LlmReplica(Replica):
             self._loaded.set_exception(EngineDied(reason))
         else:
             self.crash({"type": "internal_error", "message": reason, "code": "engine_died"})
-
-
-def request_id(claim: Claim) -> str:
-    """The engine's name for one attempt: what an earlier one still sends can't be taken for this one's tokens."""
-    return f"{claim.job_id}/{claim.fence}"
 
 
 def failed(future: asyncio.Future[Any]) -> bool:

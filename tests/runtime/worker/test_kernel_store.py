@@ -6,7 +6,14 @@ import pytest
 from stoker.coldstart.failures import StoreUnavailable
 from stoker.coldstart.kernel_cache import file_names
 from stoker.coldstart.store import ObjectStore, open_store
-from stoker.runtime.worker.kernel_store import KernelStore, compiler_facts, empty_folder, gpu_model, kernel_sources
+from stoker.runtime.worker.kernel_store import (
+    EngineKernels,
+    KernelStore,
+    compiler_facts,
+    empty_folder,
+    gpu_model,
+    kernel_sources,
+)
 
 
 def compile_into(cache: Path, name: str) -> None:
@@ -63,6 +70,28 @@ def test_a_damaged_artifact_is_made_again(
     assert start(one, tmp_path / "a", ("k",)) == ("none", 0, True)
     assert "checksum" in caplog.text
     assert start(host(tmp_path, shared, "two"), tmp_path / "b") == ("store", 2, False)
+
+
+async def test_an_engines_kernels_are_read_placed_and_kept(tmp_path: Path, shared: ObjectStore) -> None:
+    one, cache = host(tmp_path, shared, "one"), empty_folder(tmp_path / "a")
+    first = EngineKernels(one, "model", cache)
+    (phase,) = await first.place()
+    assert (phase["name"], phase["source"], phase["files"], phase["bytes"]) == ("kernel restore", "none", 0, 0)
+    compile_into(cache, "k")
+    await first.keep()
+    second = EngineKernels(one, "model", empty_folder(tmp_path / "b"))
+    (phase,) = await second.place()
+    assert (phase["source"], phase["files"]) == ("disk", 2) and phase["bytes"] > 0
+    assert phase["start_ns"] < phase["end_ns"]
+    (tmp_path / "b").rename(tmp_path / "gone")
+    await second.keep()
+
+
+async def test_without_a_gpu_nothing_is_kept(tmp_path: Path) -> None:
+    kernels = EngineKernels(None, "model", tmp_path / "a")
+    assert await kernels.place() == []
+    await kernels.keep()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_another_gpu_finds_nothing(tmp_path: Path, shared: ObjectStore) -> None:
