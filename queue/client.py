@@ -47,7 +47,7 @@ def connect(url: str, *, socket_timeout_s: float = SOCKET_TIMEOUT_S, max_connect
 
 
 async def check_server(client: Redis) -> None:
-    """Raises ServerUnfit for a server older than 7.0 or one that may evict keys."""
+    """Raises ServerUnfit for a server older than 7.0 or one that may evict live jobs."""
     reason = unfitness(await client.info())
     if reason:
         raise ServerUnfit(reason)
@@ -58,7 +58,8 @@ def unfitness(info: dict[str, Any]) -> str:
     version = str(info.get("redis_version", "0"))
     if tuple(int(part) for part in version.split(".")[:2]) < MIN_VERSION:
         return f"the server speaks Redis {version}; stoker needs Redis 7.0 or later, or any Valkey"
+    # A volatile policy (ElastiCache Serverless has no other) takes only keys with a TTL: no live job has one, ended ones do.
     policy = info.get("maxmemory_policy", "noeviction")
-    if policy != "noeviction":
+    if policy != "noeviction" and not policy.startswith("volatile-"):
         return f"maxmemory-policy is {policy}, which may evict jobs: run CONFIG SET maxmemory-policy noeviction"
     return ""
