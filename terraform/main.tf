@@ -139,6 +139,13 @@ resource "aws_s3_object" "release" {
   checksum_algorithm = "SHA256"
 }
 
+module "secret" {
+  source = "./modules/secret"
+
+  name                = "${var.name}-key-seed"
+  deletion_protection = var.deletion_protection
+}
+
 module "queue" {
   source = "./modules/queue"
 
@@ -153,19 +160,19 @@ module "queue" {
 module "gateway_host" {
   source = "./modules/host"
 
-  name                 = "${var.name}-gateway"
-  role                 = "gateway"
-  ami_id               = local.control_ami
-  instance_type        = var.control_instance_type
-  vpc_id               = module.network.vpc_id
-  queue                = module.queue
-  redis_url_secret_arn = var.redis_url_secret_arn
-  release              = local.release
-  arguments            = local.roles.gateway.arguments
-  environment          = local.environment
-  statements           = local.roles.gateway.statements
-  log_group            = module.observability.log_groups["gateway"]
-  tags                 = local.tags
+  name          = "${var.name}-gateway"
+  role          = "gateway"
+  ami_id        = local.control_ami
+  instance_type = var.control_instance_type
+  vpc_id        = module.network.vpc_id
+  queue         = module.queue
+  secrets       = merge(module.queue.secrets, { STOKER_SECRET = module.secret.reference })
+  release       = local.release
+  arguments     = local.roles.gateway.arguments
+  environment   = local.environment
+  statements    = local.roles.gateway.statements
+  log_group     = module.observability.log_groups["gateway"]
+  tags          = local.tags
 }
 
 module "gateway" {
@@ -186,19 +193,19 @@ module "gateway" {
 module "controller_host" {
   source = "./modules/host"
 
-  name                 = "${var.name}-controller"
-  role                 = "controller"
-  ami_id               = local.control_ami
-  instance_type        = var.control_instance_type
-  vpc_id               = module.network.vpc_id
-  queue                = module.queue
-  redis_url_secret_arn = var.redis_url_secret_arn
-  release              = local.release
-  arguments            = local.roles.controller.arguments
-  environment          = local.environment
-  statements           = local.roles.controller.statements
-  log_group            = module.observability.log_groups["controller"]
-  tags                 = local.tags
+  name          = "${var.name}-controller"
+  role          = "controller"
+  ami_id        = local.control_ami
+  instance_type = var.control_instance_type
+  vpc_id        = module.network.vpc_id
+  queue         = module.queue
+  secrets       = merge(module.queue.secrets, { STOKER_SECRET = module.secret.reference })
+  release       = local.release
+  arguments     = local.roles.controller.arguments
+  environment   = local.environment
+  statements    = local.roles.controller.statements
+  log_group     = module.observability.log_groups["controller"]
+  tags          = local.tags
 }
 
 module "controller" {
@@ -215,20 +222,20 @@ module "worker_host" {
   source   = "./modules/host"
   for_each = var.gpu_pools
 
-  name                 = "${var.name}-pool-${each.key}"
-  role                 = "worker"
-  ami_id               = local.worker_ami
-  instance_type        = each.value.instance_types[0]
-  root_volume_gb       = each.value.root_volume_gb
-  vpc_id               = module.network.vpc_id
-  queue                = module.queue
-  redis_url_secret_arn = var.redis_url_secret_arn
-  release              = local.release
-  arguments            = local.roles.worker.arguments
-  environment          = local.environment
-  statements           = local.roles.worker.statements
-  log_group            = module.observability.log_groups["worker"]
-  tags                 = local.tags
+  name           = "${var.name}-pool-${each.key}"
+  role           = "worker"
+  ami_id         = local.worker_ami
+  instance_type  = each.value.instance_types[0]
+  root_volume_gb = each.value.root_volume_gb
+  vpc_id         = module.network.vpc_id
+  queue          = module.queue
+  secrets        = module.queue.secrets
+  release        = local.release
+  arguments      = local.roles.worker.arguments
+  environment    = local.environment
+  statements     = local.roles.worker.statements
+  log_group      = module.observability.log_groups["worker"]
+  tags           = local.tags
 }
 
 module "worker_pool" {

@@ -8,6 +8,11 @@ output "zone_id" {
   value       = module.gateway.zone_id
 }
 
+output "root_key_command" {
+  description = "Prints the operator's API key, with which tenants are made. The key itself is in no output and no state."
+  value       = "STOKER_SECRET=$(aws secretsmanager get-secret-value --region ${local.region} --secret-id ${module.secret.reference.id} --query SecretString --output text) stoker tenants root-key"
+}
+
 output "weights_url" {
   description = "Where models are published: `stoker push MODEL <weights_url>/NAME`, and `weights=` of `app.llm`."
   value       = "s3://${module.weights.name}"

