@@ -49,9 +49,6 @@ class Grammars:
         fill_next_token_bitmask_par(self._executor, asked, masks)
         return masks
 
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
     def _compile(self, grammar: str) -> Follower:
         if self._table is None:
             self._table = token_table(*self._source)

@@ -88,6 +88,8 @@ class Models:
             case "unload":
                 self._drop(frame["model"])
                 self._send({"t": "unloaded", "model": frame["model"]})
+            case "tokenizer":
+                self._add_grammars(frame["model"], frame["tokenizer"])
             case "submit":
                 self._submit(frame["model"], frame)
             case "abort":
@@ -198,6 +200,13 @@ class Models:
         except (ValueError, TypeError, KeyError) as error:
             message = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error)
             self._send_deltas(model, [Delta(frame["id"], [], "error", message)])
+
+    def _add_grammars(self, model: str, tokenizer: str) -> None:
+        # Few models are ever asked for one.
+        from stoker.runtime.engine.grammars import Grammars
+
+        engine = self._engines[model]
+        engine.grammars = Grammars(tokenizer, engine.config.vocab_size, engine.config.eos_token_ids)
 
     def _send_deltas(self, model: str, deltas: Sequence[Delta]) -> None:
         if loading := self._loads.get(model):

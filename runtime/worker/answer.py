@@ -1,37 +1,42 @@
-"""One language-model job on this host: its prompt, its text so far, and how an earlier attempt is continued."""
+"""One language-model job on this host: its prompt, its choices' text so far, how an earlier attempt is continued."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoker.queue.records import Claim, unpack
 from stoker.runtime.worker.text import Decoder, TextStream
 
+LogprobEntry = dict[str, Any]
+HERE = ("stop", "include_stop", "n")
+"""What the engine needn't know."""
 
-class Answer:
+
+class Choice:
     """Feeds token ids in, gives visible text out. What an earlier attempt emitted is not shown twice."""
 
-    def __init__(self, claim: Claim, decoder: Decoder) -> None:
-        body = unpack(claim.payload)
-        self.claim = claim
-        self.prompt: list[int] = body["prompt_ids"]
-        self.params: dict[str, Any] = body["params"]
-        self.prior = [token for chunk in claim.chunks for token in unpack(chunk.data)["ids"]]
+    def __init__(self, params: Mapping[str, Any], decoder: Decoder, emitted: Sequence[Mapping[str, Any]]) -> None:
+        self.prior = [token for chunk in emitted for token in chunk["ids"]]
         self.finish_reason: str | None = None
-        self.cached_tokens = 0
-        self._stream = TextStream(decoder, self.params.get("stop") or ())
+        self._logprobs = [entry for chunk in emitted for entry in chunk.get("logprobs", ())]
+        self._stream = TextStream(decoder, params.get("stop") or ())
         self._stream.feed(self.prior)
-        emitted = sum(len(unpack(chunk.data)["text"]) for chunk in claim.chunks)
-        self._already_shown = emitted - len(self._stream.text)
+        self._already_shown = sum(len(chunk["text"]) for chunk in emitted) - len(self._stream.text)
         if self._stream.stopped:
             self.finish_reason = "stop"
-        elif len(self.prior) >= self.params["max_tokens"]:
+        elif len(self.prior) >= params["max_tokens"]:
             self.finish_reason = "length"
 
     @property
     def text(self) -> str:
         return self._stream.text
 
-    def absorb(self, tokens: list[int], reason: str | None) -> str:
+    @property
+    def tokens(self) -> int:
+        return self._stream.tokens
+
+    def absorb(self, tokens: Sequence[int], reason: str | None, logprobs: Sequence[LogprobEntry] = ()) -> str:
         """Newly visible text. `finish_reason` is set when this was the end; a stop string ends it by itself."""
+        self._logprobs += logprobs
         shown = self._stream.feed(tokens)
         if self._stream.stopped:
             self.finish_reason = "stop"
@@ -44,21 +49,51 @@ class Answer:
         self.finish_reason = "stop" if self._stream.stopped else reason
         return shown
 
-    def engine_params(self) -> dict[str, Any]:
-        """What the engine needs to know; stop strings stay here."""
-        return {name: value for name, value in self.params.items() if name not in ("stop", "include_stop")}
-
     def result(self) -> dict[str, Any]:
-        return {"text": self.text, "finish_reason": self.finish_reason, "usage": self.usage()}
-
-    def usage(self) -> dict[str, int]:
-        return {
-            "prompt_tokens": len(self.prompt),
-            "completion_tokens": self._stream.tokens,
-            "cached_tokens": self.cached_tokens,
-        }
+        logprobs = {"logprobs": self._logprobs[: self.tokens]} if self._logprobs else {}
+        return {"text": self.text, "finish_reason": self.finish_reason, **logprobs}
 
     def _fresh(self, shown: str) -> str:
         skipped = min(self._already_shown, len(shown))
         self._already_shown -= skipped
         return shown[skipped:]
+
+
+class Answer:
+    """The choices of one job: `n` answers to the same prompt, with seeds that follow each other."""
+
+    def __init__(self, claim: Claim, decoder: Decoder) -> None:
+        body = unpack(claim.payload)
+        self.claim = claim
+        self.prompt: list[int] = body["prompt_ids"]
+        self.params: dict[str, Any] = body["params"]
+        self.cached_tokens = 0
+        emitted = [unpack(chunk.data) for chunk in claim.chunks]
+        self.choices = [
+            Choice(self.params, decoder, [chunk for chunk in emitted if chunk.get("index", 0) == index])
+            for index in range(self.params.get("n", 1))
+        ]
+
+    @property
+    def unfinished(self) -> list[int]:
+        return [index for index, choice in enumerate(self.choices) if choice.finish_reason is None]
+
+    def engine_params(self, index: int = 0) -> dict[str, Any]:
+        """Of one choice; stop strings stay here. Its seed is within 64 bits, whatever the first one's is."""
+        params = {name: value for name, value in self.params.items() if name not in HERE}
+        if index:
+            params["seed"] = (params.get("seed", 0) + index + 2**63) % 2**64 - 2**63
+        return params
+
+    def result(self) -> dict[str, Any]:
+        choices = [choice.result() for choice in self.choices]
+        body = choices[0] if len(choices) == 1 else {"choices": choices}
+        return {**body, "usage": self.usage()}
+
+    def usage(self) -> dict[str, int]:
+        """The prompt counts once. Cached are the tokens that were there before the first choice."""
+        return {
+            "prompt_tokens": len(self.prompt),
+            "completion_tokens": sum(choice.tokens for choice in self.choices),
+            "cached_tokens": self.cached_tokens,
+        }

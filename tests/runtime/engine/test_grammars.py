@@ -37,10 +37,8 @@ TOKENIZER = ascii_tokenizer()
 
 
 @pytest.fixture(scope="module")
-def grammars() -> Any:
-    made = Grammars(TOKENIZER.to_str(), 97, (END,))
-    yield made
-    made.close()
+def grammars() -> Grammars:
+    return Grammars(TOKENIZER.to_str(), 97, (END,))
 
 
 def engine_of(tiny: "TinyModel", grammars: Grammars, **options: Any) -> Engine:

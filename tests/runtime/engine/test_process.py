@@ -115,7 +115,7 @@ class Agent:
         tokens: dict[str, list[int]] = {name: [] for name in names}
         ends: dict[str, tuple[str, str]] = {}
         while len(ends) < len(names):
-            for name, new, reason, error, _, _ in self.expect("deltas")["items"]:
+            for name, new, reason, error, *_ in self.expect("deltas")["items"]:
                 assert name not in ends, "something came after the end"
                 tokens[name] += new
                 if reason:
