@@ -11,7 +11,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from stoker.coldstart.failures import ManifestInvalid
-from stoker.coldstart.manifest import read_documents, read_manifest
+from stoker.coldstart.headers import read_or_describe
+from stoker.coldstart.manifest import read_documents
 from stoker.coldstart.store import open_store
 from stoker.runtime.gateway.chat_template import (
     ChatTemplate,
@@ -120,7 +121,7 @@ def id_list(value: int | Sequence[int] | None) -> Sequence[int]:
 def load_encoder(weights: str) -> PromptEncoder:
     """Blocking; raises ColdStartError or ValueError (a bad URL)."""
     store = open_store(weights)
-    manifest = read_manifest(store)
+    manifest = read_or_describe(store)
     return PromptEncoder(read_documents(store, manifest, DOCUMENTS), manifest.revision)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.coldstart.failures import ManifestInvalid, ObjectAltered, ObjectMissing
+from stoker.coldstart.manifest import read_manifest
 from stoker.coldstart.store import open_store
 from stoker.runtime.gateway.chat_template import ChatTemplate, TemplateRefused, named_tokens, template_source
 from stoker.runtime.gateway.prompts import (
@@ -16,7 +17,6 @@ from stoker.runtime.gateway.prompts import (
     load_encoder,
     model_facts,
     read_documents,
-    read_manifest,
 )
 from stoker.runtime.spec import FunctionSpec
 
