@@ -23,7 +23,10 @@ from stoker.runtime.commands.terminal import (
     ApiKey,
     AsJson,
     Auth,
+    CacheDir,
+    CacheSize,
     DataDir,
+    PeerPort,
     Redis,
     Store,
     Url,
@@ -51,7 +54,9 @@ HostProvider = Annotated[
 ]
 
 
-def settings_of(data: Path | None = None, redis: str = "", store: str = "") -> Settings:
+def settings_of(
+    data: Path | None = None, redis: str = "", store: str = "", cache: Path | None = None, cache_gb: float | None = None
+) -> Settings:
     settings = from_environment()
     if data is not None:
         settings = settings.with_(data_dir=data.resolve())
@@ -59,6 +64,10 @@ def settings_of(data: Path | None = None, redis: str = "", store: str = "") -> S
         settings = settings.with_(redis_url=redis)
     if store:
         settings = settings.with_(store_url=store)
+    if cache is not None:
+        settings = settings.with_(cache_dir=cache.resolve())
+    if cache_gb is not None:
+        settings = settings.with_(cache_gb=cache_gb)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     return settings
@@ -95,11 +104,13 @@ def up(
     data: DataDir = None,
     redis: Redis = "",
     store: Store = "",
+    cache: CacheDir = None,
+    cache_gb: CacheSize = None,
 ) -> None:
     """Run everything on this machine: queue, gateway, controller and host agent, with no worker awake."""
     from stoker.runtime.supervisor import Supervisor
 
-    settings = settings_of(data, redis, store)
+    settings = settings_of(data, redis, store, cache, cache_gb)
     settings = settings.with_(auth=auth_of(auth or settings.auth, host))
     asyncio.run(Supervisor(settings, host, port, hosts).run())
 
@@ -168,11 +179,20 @@ def worker(
     data: DataDir = None,
     redis: Redis = "",
     store: Store = "",
+    cache: CacheDir = None,
+    cache_gb: CacheSize = None,
+    peer_port: PeerPort = 0,
 ) -> None:
     """Run this machine's host agent. An instance of a pool (`--provider aws`) goes by its instance id."""
     from stoker.runtime.worker.agent import serve, serve_instance
 
-    settings = needs_redis(settings_of(data, redis, store))
+    settings = needs_redis(settings_of(data, redis, store, cache, cache_gb))
+    settings = settings.with_(peer_port=peer_port or settings.peer_port)
+    if settings.peer_port and len(settings.secret) < MIN_CHARACTERS:
+        raise typer.BadParameter(
+            f"hosts that share weights need the deployment's secret: set STOKER_SECRET to at least {MIN_CHARACTERS} "
+            "random characters, the same on every host; or leave --peer-port out"
+        )
     asyncio.run(serve_instance(settings) if provider == "aws" else serve(settings, host_id or socket.gethostname()))
 
 

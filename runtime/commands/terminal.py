@@ -16,6 +16,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 DataDir = Annotated[Path | None, typer.Option("--data", help="Folder of this machine's data (STOKER_DATA).")]
 Redis = Annotated[str, typer.Option("--redis", help="redis://, rediss:// or unix:// address of an own server.")]
 Store = Annotated[str, typer.Option("--store", help="Object store: file:///folder or s3://bucket/prefix.")]
+CacheDir = Annotated[Path | None, typer.Option("--cache", help="Folder that keeps buckets' weights (STOKER_CACHE).")]
+CacheSize = Annotated[float | None, typer.Option("--cache-gb", min=0, help="Its size in GB, by default 50; 0: none.")]
+PeerPort = Annotated[
+    int,
+    typer.Option(min=0, max=65535, help="Offer kept weights here to hosts that know STOKER_SECRET."),
+]
 Auth = Annotated[str, typer.Option(help="'keys': callers need an API key; 'open': on loopback the default.")]
 
 GATEWAY_URL = "http://127.0.0.1:8000"

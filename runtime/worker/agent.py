@@ -28,6 +28,7 @@ from stoker.runtime.worker.instance import Identity, InstanceMetadata, NoMetadat
 from stoker.runtime.worker.llm_replica import LlmReplica
 from stoker.runtime.worker.reconcile import compare
 from stoker.runtime.worker.replica import Replica, Start
+from stoker.runtime.worker.weight_sources import WeightSources
 from stoker.runtime.worker.zygote_link import ZygoteLink
 
 REPORT_S = 0.5
@@ -236,14 +237,17 @@ async def run_agent(settings: Settings, host_id: str, metadata: InstanceMetadata
     broker = Broker(client, lease_ms=settings.lease_ms)
     wanted = Signal(settings.redis_url, connect, WANTED)
     zygote = ZygoteLink(log_path(settings, host_id, "zygote"))
-    host = Host(host_id, worker, settings, broker, bells, ring, zygote, find_devices())
+    sources = WeightSources(settings, client)
+    host = Host(host_id, worker, settings, broker, bells, ring, zygote, find_devices(), sources)
     agents.append(Agent(host, Cluster(client), wanted, metadata, facts))
     await zygote.start()
     await bells.start()
     await wanted.start()
+    await sources.start()
     try:
         await agents[0].run(stop)
     finally:
+        await sources.close()
         await zygote.close()
         await wanted.close()
         await bells.close()

@@ -13,6 +13,7 @@ from stoker.queue.events import Bells
 from stoker.runtime.settings import Settings
 from stoker.runtime.worker.engine_link import EngineLink
 from stoker.runtime.worker.kernel_store import KernelStore, gpu_model
+from stoker.runtime.worker.weight_sources import WeightSources
 from stoker.runtime.worker.zygote_link import ZygoteLink
 
 BELL_WAIT_S = 0.25
@@ -37,6 +38,7 @@ class Host:
     ring: Ring
     zygote: ZygoteLink
     devices: list[str]
+    sources: WeightSources
     loading: asyncio.Lock = field(default_factory=asyncio.Lock)
     engines: dict[str, EngineLink] = field(default_factory=dict)
 

@@ -10,7 +10,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from stoker.coldstart.failures import ColdStartError
-from stoker.coldstart.manifest import Manifest, read_documents, read_manifest
+from stoker.coldstart.headers import read_or_describe
+from stoker.coldstart.manifest import Manifest, read_documents
 from stoker.coldstart.store import ObjectStore, open_store
 from stoker.queue.records import Claim, pack
 from stoker.runtime.spec import FunctionSpec
@@ -80,7 +81,11 @@ class LlmReplica(Replica):
         with self.timeline.phase("manifest"):
             store, manifest, documents = await asyncio.to_thread(read_model, self.spec.weights)
         self._total_bytes = manifest.total_bytes
-        self._feed = feed = await asyncio.to_thread(WeightsFeed, store, manifest, self.host.ring)
+        sources = self.host.sources
+        peers = await sources.peers(store, manifest)
+        self._feed = feed = await asyncio.to_thread(
+            WeightsFeed, store, manifest, self.host.ring, sources.cache(store), peers
+        )
         feed.start()
         kernels = EngineKernels(self.host.kernels(self._device), manifest.revision, self._engine.kernels)
         self._entering = asyncio.create_task(self._engine.enter())
@@ -91,6 +96,7 @@ class LlmReplica(Replica):
         self._engine.open(self.id, ModelPort(self._on_frame, self._on_gone))
         self._engine.send(self._load_frame(manifest, documents, feed.files))
         await self._finish_load(feed)
+        await sources.loaded(store, manifest)
         self._keeping = asyncio.create_task(kernels.keep())
 
     async def _finish_load(self, feed: WeightsFeed) -> None:
@@ -267,7 +273,7 @@ def sum_cost(usage: dict[str, int]) -> int:
 def read_model(url: str) -> tuple[ObjectStore, Manifest, dict[str, bytes]]:
     """The store, the manifest and the small documents of a published model. Raises ColdStartError."""
     store = open_store(url)
-    manifest = read_manifest(store)
+    manifest = read_or_describe(store)
     documents = read_documents(store, manifest)
     if "tokenizer.json" not in documents:
         raise ColdStartError(f"{url}/tokenizer.json", None, "the model was published without a tokenizer")

@@ -27,22 +27,15 @@ PURPOSE = "peers"
 log = logging.getLogger("stoker.worker")
 
 
-class PeersUnfit(ValueError):
-    """The settings don't allow peers."""
-
-
 class WeightSources:
     """Peers take part only where `settings.peer_port` is set: then the cache is served there, to whoever knows the
-    deployment's secret. Raises PeersUnfit when there is no good secret."""
+    deployment's secret. Raises ValueError when there is none."""
 
     def __init__(self, settings: Settings, client: Redis | None = None) -> None:
         self._settings = settings
         self._holders = Holders(client) if client and settings.peer_port else None
         if self._holders and len(settings.secret) < MIN_CHARACTERS:
-            raise PeersUnfit(
-                f"hosts that share weights need the deployment's secret: set STOKER_SECRET to {MIN_CHARACTERS} random "
-                "characters or more, the same on every host; or leave --peer-port out"
-            )
+            raise ValueError(f"peers need a secret of {MIN_CHARACTERS} characters")
         self._key = derive(settings.secret, PURPOSE)
         self._server: PeerServer | None = None
         self._held: set[str] = set()

@@ -5,10 +5,12 @@ import threading
 import time
 from typing import Any
 
+from stoker.coldstart.chunk_cache import ChunkCache
 from stoker.coldstart.fetch import Fetcher
 from stoker.coldstart.file_store import FileStore
 from stoker.coldstart.manifest import Manifest
 from stoker.coldstart.page_cache import resident_share
+from stoker.coldstart.peers import PeerSource
 from stoker.coldstart.ring import Ring
 from stoker.coldstart.store import ObjectStore
 from stoker.runtime.worker.engine_link import EngineDied, EngineLink
@@ -21,10 +23,18 @@ class WeightsFeed:
     """One load's weights. `start` fetches, `connect` begins to hand chunks to the engine. With `files` there is nothing
     to fetch: the engine maps those."""
 
-    def __init__(self, store: ObjectStore, manifest: Manifest, ring: Ring) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        manifest: Manifest,
+        ring: Ring,
+        cache: ChunkCache | None = None,
+        peers: PeerSource | None = None,
+    ) -> None:
         self.files = resident_files(store, manifest)
         self.total_bytes = manifest.total_bytes
-        self._fetcher = None if self.files else Fetcher(store, manifest, ring)
+        self._fetcher = None if self.files else Fetcher(store, manifest, ring, cache=cache, peers=peers)
+        self._peers = peers
         self._started_ns = 0
         self._ended_ns = 0
         self._pump: threading.Thread | None = None
@@ -57,6 +67,8 @@ class WeightsFeed:
     def cancel(self) -> None:
         if self._fetcher:
             self._fetcher.cancel()
+        if self._peers:
+            self._peers.close()
 
     def phases(self) -> list[dict[str, Any]]:
         if self._fetcher is None:
