@@ -1,36 +1,51 @@
 """An SSE answer that starts late: until there is something to say, a failure can still be an HTTP status."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from stoker.queue.events import Event
 from stoker.runtime.gateway import sse
 from stoker.runtime.gateway.body import ClientGone
+from stoker.runtime.gateway.context import Gateway
 from stoker.runtime.gateway.envelope import REQUEST_ID, as_api_error
+from stoker.runtime.gateway.following import Following
 
 Frames = AsyncGenerator[bytes, None]
 
 
 class EventStream(Response):
-    """`silence` gives the comment that is sent after each `interval_s` seconds without a frame."""
+    """The frames of one job, and while there are none, comments that say why. Behind the first frame most chunks leave as
+    they arrive, the way `render` shows them; `frames` meets the others."""
 
-    def __init__(self, frames: Frames, silence: Callable[[], Awaitable[str]], interval_s: float) -> None:
+    def __init__(self, gateway: Gateway, source: Following, frames: Frames, render: Callable[[Event], bytes]) -> None:
         super().__init__(headers=sse.HEADERS)
         del self.headers["content-length"]
         self._frames = frames
-        self._silence = silence
-        self._interval_s = interval_s
+        self._gateway = gateway
+        self._interval_s = gateway.settings.keepalive_s
+        self._source = source
+        self._render = render
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A failure after the first frame or comment becomes an error event, the last."""
         outlet = Outlet(send, self)
+        try:
+            await self._answer(outlet, scope)
+        finally:
+            outlet.close()
+
+    async def _answer(self, outlet: "Outlet", scope: Scope) -> None:
+        """A failure after the first frame or comment becomes an error event, the last."""
         comments = asyncio.create_task(self._comment(outlet))
         last = b""
         try:
             async with aclosing(self._frames) as frames:
+                await outlet.send(await anext(frames))
+                self._source.relay(lambda event: self._relay(outlet, event))
                 async for frame in frames:
                     await outlet.send(frame)
         except ClientGone:
@@ -44,6 +59,13 @@ class EventStream(Response):
             await asyncio.gather(comments, return_exceptions=True)
         await outlet.send(last, more=False)
 
+    def _relay(self, outlet: "Outlet", event: Event) -> bool:
+        if not outlet.free:
+            return False
+        if piece := self._render(event):
+            outlet.push(piece)
+        return True
+
     async def _comment(self, outlet: "Outlet") -> None:
         """Sleeps for as long as the stream may stay silent, so that a frame costs it nothing."""
         while True:
@@ -51,7 +73,7 @@ class EventStream(Response):
             if quiet_s < self._interval_s:
                 await asyncio.sleep(self._interval_s - quiet_s)
                 continue
-            comment = sse.comment(await self._silence())
+            comment = sse.comment(await self._gateway.why_waiting(self._source.job_id))
             if outlet.quiet_s() >= self._interval_s:
                 await outlet.send(comment)
 
@@ -66,15 +88,53 @@ class Outlet:
         self._clock = asyncio.get_running_loop().time
         self._sent_at = self._clock()
         self._turn = asyncio.Lock()
+        self._stuck: asyncio.Task[None] | None = None
+
+    @property
+    def free(self) -> bool:
+        """Whether a piece can leave at once."""
+        return self.started and not self._turn.locked() and (self._stuck is None or self._stuck.done())
 
     def quiet_s(self) -> float:
         return self._clock() - self._sent_at
 
     async def send(self, piece: bytes, *, more: bool = True) -> None:
         async with self._turn:
+            if self._stuck is not None:
+                await self._stuck
             self._sent_at = self._clock()
             if not self.started:
                 self.started = True
                 head = {"status": self._head.status_code, "headers": self._head.raw_headers}
                 await self._send({"type": "http.response.start", **head})
             await self._send({"type": "http.response.body", "body": piece, "more_body": more})
+
+    def push(self, piece: bytes) -> None:
+        """Sends without a task, as long as the client keeps up. Only when `free`."""
+        self._sent_at = self._clock()
+        sending = self._send({"type": "http.response.body", "body": piece, "more_body": True}).__await__()
+        try:
+            waits_for = next(sending)
+        except StopIteration:
+            return
+        self._stuck = asyncio.ensure_future(finish(waits_for, sending))
+
+    def close(self) -> None:
+        if self._stuck is not None:
+            self._stuck.cancel()
+
+
+async def finish(waits_for: Any, sending: Generator[Any, None, None]) -> None:
+    await Resumed(waits_for, sending)
+
+
+class Resumed:
+    """An awaitable that was begun without a task, and what it waits for."""
+
+    def __init__(self, waits_for: Any, rest: Generator[Any, None, None]) -> None:
+        self._waits_for = waits_for
+        self._rest = rest
+
+    def __await__(self) -> Generator[Any, None, None]:
+        yield self._waits_for
+        yield from self._rest

@@ -1,5 +1,6 @@
 """Reading the events of one job, from its start or from the middle."""
 
+from collections.abc import Callable
 from typing import Self
 
 from stoker.queue.events import Event, Subscription
@@ -18,6 +19,7 @@ class Following:
         self._gateway = gateway
         self._after = after
         self._subscription: Subscription | None = None
+        self._take: Callable[[Event], bool] | None = None
         self._ended = False
         self.job_id = job_id
 
@@ -27,6 +29,12 @@ class Following:
 
     async def __aexit__(self, *exc: object) -> None:
         await self._close()
+
+    def relay(self, take: Callable[[Event], bool]) -> None:
+        """From now on chunks are offered to `take` as they come; see Subscription."""
+        self._take = take
+        if self._subscription is not None:
+            self._subscription.relay = take
 
     def __aiter__(self) -> Self:
         return self
@@ -57,6 +65,7 @@ class Following:
     async def _subscribe(self) -> None:
         """What is already there is read at once; only the rest comes as messages."""
         self._subscription = self._gateway.bus.watch(self.job_id, self._after)
+        self._subscription.relay = self._take
         await self._gateway.broker.listen(self.job_id, self._gateway.settings.gateway_id)
         self._gateway.bus.read(self.job_id)
 

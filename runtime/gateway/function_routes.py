@@ -10,7 +10,7 @@ from stoker.runtime.gateway.calls import Call, enqueue, idempotency_key, new_job
 from stoker.runtime.gateway.endpoint import EVENT_STREAM, Incoming, Json
 from stoker.runtime.gateway.errors import bad_request
 from stoker.runtime.gateway.event_stream import EventStream
-from stoker.runtime.gateway.job_events import event_frames
+from stoker.runtime.gateway.job_events import event_frame, event_frames
 from stoker.runtime.gateway.job_object import location, submitted_object
 from stoker.runtime.gateway.openai_routes import generation_job, shape_of
 from stoker.runtime.gateway.schema import ChatRequest, CompletionRequest, chat_request, completion_request
@@ -34,8 +34,7 @@ async def invoke(incoming: Incoming) -> Response:
         return await submit(incoming, job, "respond-async")
     call = Call(incoming, spec, job)
     if streams:
-        gateway = incoming.gateway
-        return EventStream(event_frames(call), lambda: gateway.why_waiting(call.job_id), gateway.settings.keepalive_s)
+        return EventStream(incoming.gateway, call, event_frames(call), event_frame)
     return await answer(call, request, wait_s)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 from stoker.queue.events import Event
 from stoker.queue.records import unpack
 from stoker.runtime.gateway import sse
-from stoker.runtime.gateway.context import Gateway
 from stoker.runtime.gateway.following import Following
 from stoker.runtime.gateway.job_object import JobObject, shown_result
 from stoker.runtime.gateway.outcome import Outcome
@@ -15,10 +14,10 @@ from stoker.runtime.gateway.outcome import Outcome
 LAST = "end"
 
 
-async def job_frames(gateway: Gateway, job: JobObject, after: str) -> AsyncGenerator[bytes, None]:
+async def job_frames(following: Following, job: JobObject) -> AsyncGenerator[bytes, None]:
     """First the job's record as a `state` event, then what `event_frames` says."""
     yield sse.event(job, name="state")
-    async with aclosing(event_frames(Following(gateway, job["id"], after or "0"))) as frames:
+    async with aclosing(event_frames(following)) as frames:
         async for frame in frames:
             yield frame
 

@@ -12,8 +12,8 @@ from stoker.runtime.gateway.calls import idempotency_key
 from stoker.runtime.gateway.endpoint import Incoming, Json
 from stoker.runtime.gateway.errors import ApiError, bad_request, not_found, not_replayable
 from stoker.runtime.gateway.event_stream import EventStream
-from stoker.runtime.gateway.following import job_expired
-from stoker.runtime.gateway.job_events import LAST, job_frames
+from stoker.runtime.gateway.following import Following, job_expired
+from stoker.runtime.gateway.job_events import LAST, event_frame, job_frames
 from stoker.runtime.gateway.job_object import JobObject, JobPage, job_object
 from stoker.runtime.gateway.waiting import WAITING
 
@@ -74,9 +74,9 @@ async def job_events(incoming: Incoming) -> Response:
         return Response(status_code=204)
     if after and not STREAM_ID.fullmatch(after):
         raise bad_request("Last-Event-ID is not an id of this stream.", param="Last-Event-ID")
-    gateway = incoming.gateway
-    frames = job_frames(gateway, await described(incoming, job), after)
-    return EventStream(frames, lambda: gateway.why_waiting(job.id), gateway.settings.keepalive_s)
+    following = Following(incoming.gateway, job.id, after or "0")
+    frames = job_frames(following, await described(incoming, job))
+    return EventStream(incoming.gateway, following, frames, event_frame)
 
 
 async def own_job(incoming: Incoming) -> Job:

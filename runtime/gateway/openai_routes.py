@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from starlette.responses import Response
 
 from stoker.coldstart.failures import ColdStartError
+from stoker.queue.events import Event
 from stoker.queue.records import NewJob, unpack
 from stoker.runtime.gateway import sse
 from stoker.runtime.gateway.calls import Call, idempotency_key, new_job
@@ -100,39 +101,55 @@ def shape_of(request: Sampling, job_id: str) -> Shape:
 
 
 def token_stream(incoming: Incoming, call: Call, request: Sampling) -> Response:
-    gateway = incoming.gateway
-    return EventStream(
-        token_frames(incoming, call, request),
-        lambda: gateway.why_waiting(call.job_id),
-        gateway.settings.keepalive_s,
-    )
+    tokens = TokenFrames(incoming, call, request)
+    return EventStream(incoming.gateway, call, tokens.frames(), tokens.piece)
 
 
-async def token_frames(incoming: Incoming, call: Call, request: Sampling) -> AsyncGenerator[bytes, None]:
+class TokenFrames:
     """Every visible piece of text as a chunk. A second attempt continues the text, so `retry` events need no mark."""
-    clock = TokenClock(incoming.gateway.metrics, call.function, incoming.started)
-    async with call:
-        shape, sent, usage = shape_of(request, call.job_id), 0, {}
-        piece = sse.TextEvent(shape.text)
-        async for event in call:
-            text, reason = "", None
-            if event.kind == "chunk":
-                chunk = unpack(event.data)
-                text = chunk["text"]
-                clock.tick(len(chunk["ids"]))
-            elif event.kind == "end":
-                result = (await call.outcome_at(event)).value()
-                text, reason, usage = result["text"][sent:], result["finish_reason"], result["usage"]
-            if sent == 0 and (text or reason) and (first := shape.first()):
-                yield sse.event(first)
-            if text:
-                sent += len(text)
-                yield piece.fill(text, event.id)
-            if reason:
-                yield sse.event(shape.last(reason))
-        if request.include_usage:
-            yield sse.event(shape.usage(usage))
-        yield sse.DONE
+
+    def __init__(self, incoming: Incoming, call: Call, request: Sampling) -> None:
+        self._call = call
+        self._request = request
+        self._clock = TokenClock(incoming.gateway.metrics, call.function, incoming.started)
+        self._text: sse.TextEvent | None = None
+        self._sent = 0
+
+    async def frames(self) -> AsyncGenerator[bytes, None]:
+        async with self._call as call:
+            shape, usage = shape_of(self._request, call.job_id), {}
+            self._text = sse.TextEvent(shape.text)
+            async for event in call:
+                text, reason = "", None
+                if event.kind == "chunk":
+                    text = self._text_of(event)
+                elif event.kind == "end":
+                    result = (await call.outcome_at(event)).value()
+                    text, reason, usage = result["text"][self._sent :], result["finish_reason"], result["usage"]
+                if self._sent == 0 and (text or reason) and (first := shape.first()):
+                    yield sse.event(first)
+                if text:
+                    yield self._filled(text, event.id)
+                if reason:
+                    yield sse.event(shape.last(reason))
+            if self._request.include_usage:
+                yield sse.event(shape.usage(usage))
+            yield sse.DONE
+
+    def piece(self, event: Event) -> bytes:
+        """Of a chunk behind the first frame."""
+        text = self._text_of(event)
+        return self._filled(text, event.id) if text else b""
+
+    def _text_of(self, event: Event) -> str:
+        chunk = unpack(event.data)
+        self._clock.tick(len(chunk["ids"]))
+        return chunk["text"]
+
+    def _filled(self, text: str, id: str) -> bytes:
+        assert self._text is not None
+        self._sent += len(text)
+        return self._text.fill(text, id)
 
 
 async def list_models(incoming: Incoming) -> Response:
