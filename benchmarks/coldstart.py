@@ -1,0 +1,164 @@
+"""From a request at zero replicas to its first token over HTTP, by where the weights are, with each start's timeline.
+
+Cases: `parked` (pinned host memory, engine process alive), `cached` (page cache, engine process forked for it), `disk`
+(evicted from the page cache), `s3` (a loopback server that answers ranged GETs with sendfile), `no-zygote` (as
+`cached`, torch imported by the start). Prompts have 512 tokens where the model has one word per token, else a question.
+
+Run: python -m benchmarks.coldstart [--model llama3-8b] [--cases cached,disk] [--runs 3] [--trace trace.json]
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import httpx
+import psutil
+
+from benchmarks.first_token import evict, fall_asleep, preload
+from benchmarks.models import SHAPES, published
+from benchmarks.report import print_table, save, spread
+from stoker.runtime.local import LocalStack
+
+DATA = Path(".stoker")
+APP = Path(__file__).with_name("app.py")
+CASES = ("parked", "cached", "disk", "s3", "no-zygote")
+SHORT, PROMPT_TOKENS = 5, 512
+
+
+def prompt_of(model: str, tokens: int, seed: int) -> str:
+    if model not in SHAPES:
+        return f"What is the capital of France? ({seed})"
+    words = random.Random(seed)
+    return " ".join(f"w{words.randrange(10, SHAPES[model]['vocab_size'])}" for _ in range(tokens))
+
+
+def first_token(url: str, prompt: str) -> tuple[float, str]:
+    """Seconds from sending the request to the first token's arrival, and the job's id."""
+    body = {"model": "model", "prompt": prompt, "stream": True, "max_tokens": 2, "temperature": 0}
+    sent = time.perf_counter()
+    seconds = None
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=300) as response:
+        for line in response.iter_lines():
+            if seconds is None and has_text(line):
+                seconds = time.perf_counter() - sent
+            elif line.startswith("data: {") and "error" in (data := json.loads(line[6:])):
+                raise SystemExit(f"the request failed: {data['error']}")
+    if seconds is None:
+        raise SystemExit(f"no token arrived (HTTP {response.status_code})")
+    return seconds, response.headers["x-job-id"]
+
+
+def has_text(line: str) -> bool:
+    return line.startswith("data: {") and any(choice.get("text") for choice in json.loads(line[6:]).get("choices", []))
+
+
+@contextmanager
+def range_server(weights: str) -> Iterator[str]:
+    """An s3:// URL of the published folder, with the environment that reaches it."""
+    folder = Path(urlparse(weights).path)
+    command = [sys.executable, "-m", "benchmarks.range_server", str(folder.parent.parent)]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout
+        port = int(server.stdout.readline())
+        os.environ |= {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "x"}
+        os.environ |= {"AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
+        yield f"s3://{folder.parent.name}/{folder.name}"
+    finally:
+        server.terminate()
+        server.wait()
+        server.stdin.close() if server.stdin else None
+        server.stdout.close() if server.stdout else None
+
+
+def kill_zygote(stack: LocalStack) -> None:
+    """The next start imports torch by itself."""
+    for process in psutil.Process(stack.pid).children(recursive=True):
+        if "zygote_process" in " ".join(process.cmdline()):
+            process.send_signal(signal.SIGKILL)
+            process.wait(10)
+
+
+def measure(stack: LocalStack, case: str, model: str, weights: str, run: int) -> dict[str, Any]:
+    fall_asleep(stack)
+    evict(weights) if case == "disk" else preload(weights)
+    if case == "no-zygote":
+        kill_zygote(stack)
+    tokens = PROMPT_TOKENS if case != "parked" else SHORT
+    seconds, job_id = first_token(stack.url, prompt_of(model, tokens, run))
+    with stack.client() as client:
+        job = client.job(job_id)
+    return {"case": case, "run": run, "seconds": seconds, "timeline": job["timeline"]}
+
+
+def run_case(case: str, model: str, weights: str, runs: int) -> list[dict[str, Any]]:
+    """On a stack of its own, so that no case finds what another one left."""
+    with range_server(weights) as remote:
+        park = "60" if case == "parked" else "0"
+        os.environ |= {"BENCH_WEIGHTS": remote if case == "s3" else weights, "BENCH_IDLE": "1", "STOKER_PARK_S": park}
+        with LocalStack(DATA.resolve() / "bench-coldstart") as stack:
+            stack.deploy(APP)
+            measure(stack, "cached", model, weights, -1)
+            return [measure(stack, case, model, weights, run) for run in range(runs)]
+
+
+def chrome_trace(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Complete events of the Trace Event Format, one process row per start; microseconds."""
+    events = []
+    for number, result in enumerate(results):
+        name = {"name": f"{result['case']} {result['run']}"}
+        events.append({"ph": "M", "pid": number, "tid": 0, "name": "process_name", "args": name})
+        for row, phase in enumerate(result["timeline"]):
+            span = {"ts": phase["start_s"] * 1e6, "dur": phase["seconds"] * 1e6}
+            facts = {"bytes": phase["bytes"], **phase.get("facts", {})}
+            events.append({"ph": "X", "pid": number, "tid": row, "name": phase["name"], **span, "args": facts})
+    return events
+
+
+def report(model: str, results: list[dict[str, Any]], cases: list[str]) -> None:
+    times = {case: [result["seconds"] for result in results if result["case"] == case] for case in cases}
+    rows = [(case, min(s), spread(s)["p50"], max(s)) for case, s in times.items()]
+    print_table(f"request to first token, {model}", ("weights", "min s", "p50 s", "max s"), rows)
+    for case in cases:
+        last = next(result for result in reversed(results) if result["case"] == case)
+        header = ("phase", "from s", "seconds", "GB", "GB/s")
+        print_table(f"timeline, {case}", header, [phase_row(phase) for phase in last["timeline"]])
+
+
+def phase_row(phase: dict[str, Any]) -> tuple[Any, ...]:
+    size = (phase["bytes"] or 0) / 1e9
+    rate = f"{size / phase['seconds']:.1f}" if size and phase["seconds"] else ""
+    return phase["name"], phase["start_s"], phase["seconds"], f"{size:.2f}" if size else "", rate
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--model", default="llama3-8b", help="a shape of benchmarks/models.py, smollm2, or a file:// URL"
+    )
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--trace", type=Path, default=None, help="write a Chrome trace of all starts")
+    options = parser.parse_args()
+    weights, cases = published(options.model, DATA.resolve()), options.cases.split(",")
+    results = [result for case in cases for result in run_case(case, options.model, weights, options.runs)]
+    report(options.model, results, cases)
+    if options.trace:
+        options.trace.write_text(json.dumps({"traceEvents": chrome_trace(results)}))
+    arguments = {"model": options.model, "runs": options.runs, "cases": cases}
+    print("written to", save("coldstart", arguments, results, options.json))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""Loading alone, side by side: the same safetensors files into device memory by stoker and by other loaders.
+
+Each load runs in a process of its own whose device context exists already, and ends when all is in place (with stoker:
+and checked). `cached`: files in the page cache; `disk`: evicted. What isn't installed is reported as such.
+
+Run: python -m benchmarks.coldstart_peers [--model llama3-8b] [--runs 2]
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+from benchmarks.first_token import evict, preload
+from benchmarks.models import published
+from benchmarks.report import print_table, save
+
+DATA = Path(".stoker")
+LIMIT_S = 180
+
+
+def stoker(folder: Path, files: list[str], device: str) -> int:
+    """As engine and agent do it: mapped when in the page cache, else read by the fetcher into the ring."""
+    import torch
+
+    from stoker.coldstart.file_store import FileStore
+    from stoker.coldstart.manifest import read_manifest
+    from stoker.coldstart.upload import DTYPES, Uploader
+    from stoker.runtime.worker.weights_feed import resident_files
+
+    store = FileStore(folder)
+    manifest = read_manifest(store)
+    arena = torch.empty(sum(-(-t.length // 256) * 256 for t in manifest.tensors), dtype=torch.uint8, device=device)
+    targets, offset = {}, 0
+    for tensor in manifest.tensors:
+        targets[tensor.name] = arena[offset : offset + tensor.length].view(DTYPES[tensor.dtype]).view(tensor.shape)
+        offset += -(-tensor.length // 256) * 256
+    uploader = Uploader(manifest, targets)
+    if paths := resident_files(store, manifest):
+        mapped(manifest, paths, uploader)
+    else:
+        fetched(store, manifest, uploader)
+    return manifest.total_bytes
+
+
+def mapped(manifest: Any, paths: list[str], uploader: Any) -> None:
+    from stoker.coldstart.mapped_source import MappedSource
+
+    source = MappedSource(manifest, [Path(path) for path in paths])
+    source.start()
+    source.deliver(uploader.place)
+    uploader.finish()
+    source.verify()
+    for phase in source.phases():
+        print(phase["name"], round((phase["end_ns"] - phase["start_ns"]) / 1e9, 3), file=sys.stderr)
+
+
+def fetched(store: Any, manifest: Any, uploader: Any) -> None:
+    from stoker.coldstart.fetch import Fetcher
+    from stoker.coldstart.pinned import Registration
+    from stoker.coldstart.ring import Ring
+    from stoker.coldstart.upload import mark
+
+    ring = Ring.create(32)
+    pin = Registration(ring.address, ring.size)
+    fetcher = Fetcher(store, manifest, ring, connections=16)
+    fetcher.start()
+    busy = []
+    while ready := fetcher.next():
+        uploader.place(ready.chunk, ring.slot(ready.slot))
+        busy.append((mark(uploader.device), ready.slot))
+        while busy and (len(busy) > 8 or not busy[0][0] or busy[0][0].query()):
+            event, slot = busy.pop(0)
+            event.synchronize() if event else None
+            fetcher.release(slot)
+    uploader.finish()
+    pin.release()
+
+
+def safetensors(folder: Path, files: list[str], device: str) -> int:
+    from safetensors.torch import load_file
+
+    return sum(tensor.nbytes for file in files for tensor in load_file(folder / file, device=device).values())
+
+
+def fastsafetensors(folder: Path, files: list[str], device: str) -> int:
+    from fastsafetensors import SafeTensorsFileLoader, SingleGroup  # type: ignore[import-not-found]
+
+    loader = SafeTensorsFileLoader(SingleGroup(), device, nogds=True)
+    loader.add_filenames({0: [str(folder / file) for file in files]})
+    buffers = loader.copy_files_to_device()
+    size = sum(buffers.get_tensor(name).nbytes for name in buffers.key_to_rank_lidx)
+    return size
+
+
+def runai(folder: Path, files: list[str], device: str) -> int:
+    from runai_model_streamer import SafetensorsStreamer  # type: ignore[import-not-found]
+
+    size = 0
+    with SafetensorsStreamer() as streamer:
+        streamer.stream_files([str(folder / file) for file in files])
+        kept = {name: tensor.to(device) for name, tensor in streamer.get_tensors()}
+        size = sum(tensor.nbytes for tensor in kept.values())
+    return size
+
+
+def instanttensor(folder: Path, files: list[str], device: str) -> int:
+    from instanttensor import safe_open  # type: ignore[import-not-found]
+
+    with safe_open([str(folder / file) for file in files], framework="pt", device=device) as opened:
+        return sum(tensor.nbytes for _, tensor in opened.tensors())
+
+
+LOADERS: dict[str, Callable[[Path, list[str], str], int]] = {
+    "stoker": stoker,
+    "safetensors": safetensors,
+    "fastsafetensors": fastsafetensors,
+    "runai-model-streamer": runai,
+    "instanttensor": instanttensor,
+}
+
+
+def child(name: str, folder: Path) -> None:
+    """Prints seconds, bytes and peak device bytes of one load as JSON."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.zeros(1, device=device)
+    files = sorted(path.name for path in folder.glob("*.safetensors"))
+    began = time.perf_counter()
+    try:
+        size = LOADERS[name](folder, files, device)
+    except ImportError as error:
+        print(json.dumps({"missing": str(error)}))
+        return
+    if device == "cuda":
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - began
+    peak = torch.cuda.max_memory_allocated() if device == "cuda" else 0
+    print(json.dumps({"seconds": seconds, "bytes": size, "peak_bytes": peak}))
+
+
+def measure(name: str, folder: Path, kind: str) -> dict[str, Any]:
+    evict(folder.as_uri()) if kind == "disk" else preload(folder.as_uri())
+    command = [sys.executable, "-m", "benchmarks.coldstart_peers", "--child", name, str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return {"loader": name, "files": kind, "error": f"not done after {LIMIT_S} s"}
+    if done.returncode:
+        return {"loader": name, "files": kind, "error": done.stderr.strip().splitlines()[-1]}
+    return {"loader": name, "files": kind, **json.loads(done.stdout.splitlines()[-1]), "notes": done.stderr[-300:]}
+
+
+def row(result: dict[str, Any]) -> tuple[Any, ...]:
+    if "seconds" not in result:
+        return result["files"], result["loader"], "-", "-", "-", (result.get("missing") or result["error"])[:60]
+    rate = result["bytes"] / 1e9 / result["seconds"]
+    return result["files"], result["loader"], result["seconds"], rate, result["peak_bytes"] / 1e9, ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="llama3-8b")
+    parser.add_argument("--files", default="cached,disk")
+    parser.add_argument("--loaders", default=",".join(LOADERS))
+    parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--child", nargs=2, default=None, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(options.child[0], Path(options.child[1]))
+        return
+    folder = Path(urlparse(published(options.model, DATA.resolve())).path)
+    kinds, loaders = options.files.split(","), options.loaders.split(",")
+    runs = range(options.runs)
+    results = [measure(name, folder, kind) for kind in kinds for _ in runs for name in loaders]
+    header = ("files", "loader", "seconds", "GB/s", "device peak GB", "")
+    print_table(f"load to device, {options.model}", header, [row(result) for result in results])
+    arguments = {"model": options.model, "runs": options.runs}
+    print("written to", save("coldstart_peers", arguments, results, options.json))
+
+
+if __name__ == "__main__":
+    main()
