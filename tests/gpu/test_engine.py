@@ -27,6 +27,7 @@ from stoker.runtime.engine.request import GenerationRequest, SamplingParams
 from stoker.runtime.engine.sizing import graph_reserve
 from stoker.runtime.engine.weights import plan
 from stoker.runtime.wire import Frame
+from tests.runtime.engine.random_schedules import CATALOGUE, LONGEST, Schedule
 
 pytestmark = [
     pytest.mark.gpu,
@@ -208,6 +209,38 @@ def test_random_arrivals_aborts_and_preemptions_equal_calm_runs(greedy: dict[str
     for name, tokens in got.items():
         assert tokens == (greedy[name] if ends[name] == "length" else greedy[name][: len(tokens)])
     assert one.stats()["used_blocks"] == 0
+
+
+SCHEDULES = 500
+TIGHT: list[dict[str, Any]] = [
+    {"num_blocks": 5, "max_seqs": 2, "token_budget": 24},
+    {"num_blocks": 6, "max_seqs": 4, "token_budget": 8, "async_scheduling": "off"},
+    {"num_blocks": 7, "max_seqs": 6, "token_budget": 48},
+    {"num_blocks": 8, "max_seqs": 5, "token_budget": 33, "prefix_cache": False},
+    {"num_blocks": 9, "max_seqs": 3, "token_budget": 17},
+]
+
+
+@pytest.fixture(scope="module")
+def lone() -> dict[str, list[int]]:
+    one = engine("cuda", max_model_len=LONGEST, prefix_cache=False)
+    return {request.id: one.generate([request])[request.id] for request in CATALOGUE}
+
+
+@pytest.mark.parametrize("number", range(len(TIGHT)))
+def test_500_random_schedules_equal_lone_runs(lone: dict[str, list[int]], number: int) -> None:
+    """float32, every step a replayed graph. A last bit may decide between two tokens, once in 500 requests at most."""
+    one = captured(max_model_len=LONGEST, **TIGHT[number])
+    parted = requests = aborted = 0
+    for seed in range(number, SCHEDULES, len(TIGHT)):
+        rng = random.Random(seed)
+        schedule = Schedule(one, lone, rng, exact=False)
+        schedule.run(aborts=rng.choice([0.0, 0.02, 0.1, 0.5]))
+        parted, requests = parted + schedule.parted, requests + len(schedule.got)
+        aborted += len(schedule.aborted)
+    assert parted <= requests / 500, f"{parted} of {requests} requests differ from their lone runs"
+    assert one.stats()["preemptions"] > 50 and aborted > 50
+    assert (one.stats()["prefix_hit_tokens"] > 0) == TIGHT[number].get("prefix_cache", True)
 
 
 def test_the_triton_preparation_equals_the_torch_one() -> None:

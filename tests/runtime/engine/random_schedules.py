@@ -1,5 +1,5 @@
-"""Random schedules of requests for any engine: they arrive over time, some continue an earlier attempt, some are aborted
-at some step; whatever happens around a request, its tokens are those of its lone run."""
+"""Random schedules of requests for any engine: they arrive over time, some continue an earlier attempt, some are
+aborted at some step; whatever happens around a request, its tokens are those of its lone run."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -66,16 +66,20 @@ def check_conservation(engine: Engine) -> None:
 
 
 class Schedule:
-    """One run through `engine`, which may have served others before. `lone`: each request's tokens by itself."""
+    """One run through `engine`, which may have served others before. `lone`: each request's tokens by itself. Where
+    arithmetic depends on the batch in its last bits, requests that `parted` from them are counted, not refused."""
 
-    def __init__(self, engine: Engine, lone: Tokens, rng: random.Random) -> None:
+    def __init__(self, engine: Engine, lone: Tokens, rng: random.Random, exact: bool = True) -> None:
         self.rng = rng
         self.lone = lone
         self.engine = engine
         self.coming = [self.attempt(request) for request in rng.sample(CATALOGUE, rng.randint(4, 12))]
         self.got = {request.id: list(request.prior) for request in self.coming}
+        self.over = {request.id for request in self.coming if len(request.prior) == request.params.max_tokens}
         self.ended: dict[str, str] = {}
         self.aborted: set[str] = set()
+        self.exact = exact
+        self.parted = 0
 
     def attempt(self, request: GenerationRequest) -> GenerationRequest:
         whole = self.lone[request.id]
@@ -109,8 +113,11 @@ class Schedule:
     def check(self) -> None:
         for name, tokens in self.got.items():
             whole = self.lone[name]
-            assert tokens == (whole[: len(tokens)] if name in self.aborted else whole), name
-        assert all(self.ended.get(name, "abort") == "abort" for name in self.aborted)
+            equal = tokens == (whole[: len(tokens)] if name in self.aborted else whole)
+            assert equal or not self.exact, name
+            self.parted += not equal
+        # What has its last token when it comes ends as it comes: an abort is too late.
+        assert all(self.ended.get(name, "abort") == "abort" for name in self.aborted - self.over)
         assert self.engine.stats()["used_blocks"] == 0
         assert not self.engine.has_work()
 

@@ -36,7 +36,8 @@ class Launched:
 
 
 class Device:
-    """Stands in for a Runner: a table of rows (blocks, parameters, last sampled token) and cells of (position, token)."""
+    """Stands in for a Runner: a table of rows (blocks, parameters, last sampled token), and cells that hold a position
+    and its token."""
 
     grammars = None
     may_capture = False
