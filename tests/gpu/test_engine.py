@@ -239,7 +239,7 @@ def test_500_random_schedules_equal_lone_runs(lone: dict[str, list[int]], number
         parted, requests = parted + schedule.parted, requests + len(schedule.got)
         aborted += len(schedule.aborted)
     assert parted <= requests / 500, f"{parted} of {requests} requests differ from their lone runs"
-    assert one.stats()["preemptions"] > 50 and aborted > 50
+    assert one.stats()["preemptions"] > 20 and aborted > 50
     assert (one.stats()["prefix_hit_tokens"] > 0) == TIGHT[number].get("prefix_cache", True)
 
 
