@@ -9,6 +9,8 @@ import asyncio
 import sys
 import time
 
+import uvloop
+
 from stoker.queue.broker import Broker
 from stoker.queue.client import connect
 from stoker.queue.events import Bells
@@ -71,4 +73,4 @@ async def main(url: str, function: str, jobs: int, tokens: int, rate: float, eng
 
 if __name__ == "__main__":
     url, function, jobs, tokens, rate, engines = sys.argv[1:]
-    asyncio.run(main(url, function, int(jobs), int(tokens), float(rate), int(engines)))
+    uvloop.run(main(url, function, int(jobs), int(tokens), float(rate), int(engines)))

@@ -1,6 +1,6 @@
 -- uses: | common outbox
 -- ARGV: id, fence, seq, data for each chunk. Answers the ids that these fences don't hold.
-local MOST_CHUNKS = 100000
+local MOST_CHUNKS, TRIM_EVERY = 100000, 1000
 local stale = {}
 
 local function emit(id, fence, seq, data)
@@ -14,7 +14,10 @@ local function emit(id, fence, seq, data)
   end
   local entry = ''
   if row[4] then
-    entry = call('XADD', Q .. 's:' .. id, 'MAXLEN', '~', MOST_CHUNKS, '*', 'f', fence, 'a', row[7], 'd', data)
+    entry = call('XADD', Q .. 's:' .. id, '*', 'f', fence, 'a', row[7], 'd', data)
+    if seq % TRIM_EVERY == 0 then
+      call('XTRIM', Q .. 's:' .. id, 'MAXLEN', '~', MOST_CHUNKS)
+    end
     call('HSET', record(id), 'seq', seq, 'last', entry)
   else
     call('HSET', record(id), 'seq', seq)

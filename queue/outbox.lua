@@ -1,14 +1,21 @@
 -- Events for gateways: collected while the script runs, one message per gateway at its end.
 local outbox = {}
 
+local function post_to(gate, frame)
+  local frames = outbox[gate]
+  if not frames then
+    frames = {}
+    outbox[gate] = frames
+  end
+  frames[#frames + 1] = frame
+end
+
 local function post(gates, frame)
+  if not string.find(gates, ',', 1, true) then
+    return gates ~= '' and post_to(gates, frame)
+  end
   for gate in string.gmatch(gates, '[^,]+') do
-    local frames = outbox[gate]
-    if not frames then
-      frames = {}
-      outbox[gate] = frames
-    end
-    frames[#frames + 1] = frame
+    post_to(gate, frame)
   end
 end
 

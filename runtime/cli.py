@@ -184,6 +184,8 @@ def worker(
     peer_port: PeerPort = 0,
 ) -> None:
     """Run this machine's host agent. An instance of a pool (`--provider aws`) goes by its instance id."""
+    import uvloop
+
     from stoker.runtime.worker.agent import serve, serve_instance
 
     settings = needs_redis(settings_of(data, redis, store, cache, cache_gb))
@@ -193,7 +195,7 @@ def worker(
             f"hosts that share weights need the deployment's secret: set STOKER_SECRET to at least {MIN_CHARACTERS} "
             "random characters, the same on every host; or leave --peer-port out"
         )
-    asyncio.run(serve_instance(settings) if provider == "aws" else serve(settings, host_id or socket.gethostname()))
+    uvloop.run(serve_instance(settings) if provider == "aws" else serve(settings, host_id or socket.gethostname()))
 
 
 @app.command()
