@@ -71,6 +71,7 @@ class PeerServer(ThreadingHTTPServer):
 class PeerHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = IDLE_S
+    disable_nagle_algorithm = True
     server: PeerServer  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def do_GET(self) -> None:
