@@ -41,6 +41,24 @@ def lark_grammar(text: str) -> str:
     return LLMatcher.grammar_from_lark(text)
 
 
+def choice_grammar(choices: Sequence[str]) -> str:
+    return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(choice) for choice in choices))
+
+
+def validate(grammar: str) -> str:
+    """The same grammar. Raises GrammarRefused for one that `compiled` would refuse for any model."""
+    check_size(grammar)
+    broken, messages = LLMatcher.validate_grammar_with_warnings(grammar, None, limits=LIMITS)
+    if broken:
+        raise GrammarRefused(first_line(messages[0]))
+    return grammar
+
+
+def check_size(grammar: str) -> None:
+    if len(grammar) > MAX_GRAMMAR_BYTES:
+        raise GrammarRefused(f"the grammar has {len(grammar)} characters, over the limit of {MAX_GRAMMAR_BYTES}")
+
+
 def token_table(tokenizer_json: str, vocabulary: int, ends: Sequence[int]) -> LLTokenizer:
     """The bytes of every token of a Hugging Face tokenizer. `ends` are the tokens that may follow a complete text."""
     if not ends:
@@ -50,8 +68,7 @@ def token_table(tokenizer_json: str, vocabulary: int, ends: Sequence[int]) -> LL
 
 def compiled(grammar: str, tokens: LLTokenizer) -> LLMatcher:
     """A matcher at the start of the text. Raises GrammarRefused. May take a second, without the interpreter's lock."""
-    if len(grammar) > MAX_GRAMMAR_BYTES:
-        raise GrammarRefused(f"the grammar has {len(grammar)} characters, over the limit of {MAX_GRAMMAR_BYTES}")
+    check_size(grammar)
     matcher = LLMatcher(tokens, grammar, log_level=0, limits=LIMITS)
     if not matcher.is_error():
         matcher.compute_bitmask()

@@ -12,8 +12,9 @@ from stoker.runtime.gateway.errors import bad_request
 from stoker.runtime.gateway.event_stream import EventStream
 from stoker.runtime.gateway.job_events import event_frame, event_frames
 from stoker.runtime.gateway.job_object import location, submitted_object
-from stoker.runtime.gateway.openai_routes import generation_job, shape_of
+from stoker.runtime.gateway.openai_routes import generation_job
 from stoker.runtime.gateway.schema import ChatRequest, CompletionRequest, chat_request, completion_request
+from stoker.runtime.gateway.token_stream import shape_of
 from stoker.runtime.spec import FunctionSpec
 
 CLIENT_JOB_ID = re.compile(r"[A-Za-z0-9._~-]{1,128}")

@@ -1,4 +1,4 @@
-"""Pure half of the language-model routes: a request becomes a job payload, a job's result becomes OpenAI's answer."""
+"""Pure half of the language-model routes: a request becomes a job's payload."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -6,19 +6,13 @@ from typing import Any
 
 from stoker.runtime.gateway.errors import ApiError, bad_request
 from stoker.runtime.gateway.prompts import ModelFacts
-from stoker.runtime.gateway.schema import (
-    ChatCompletion,
-    ChatCompletionChunk,
-    Completion,
-    Delta,
-    Sampling,
-    Usage,
-)
+from stoker.runtime.gateway.schema import Sampling
 from stoker.runtime.spec import FunctionSpec
 
 MIN_TOP_P = 1e-6
 EXPECTED_COMPLETION = 256
 DECODE_WEIGHT = 2.0
+NEUTRAL = {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
 
 
 def context_limit(spec: FunctionSpec, facts: ModelFacts) -> int:
@@ -53,9 +47,12 @@ def context_overflow(prompt: int, asked: int | None, context: int) -> ApiError:
 OVERFLOW = "context_length_exceeded"
 
 
-def generation_payload(request: Sampling, ids: list[int], facts: ModelFacts, context: int) -> dict[str, Any]:
+def generation_payload(
+    request: Sampling, ids: list[int], facts: ModelFacts, context: int, grammar: str = ""
+) -> dict[str, Any]:
     check_prompt(ids, facts.vocabulary)
-    return {"kind": "generate", "prompt_ids": ids, "params": sampling_params(request, len(ids), facts, context)}
+    params = {**sampling_params(request, len(ids), facts, context), **steering_params(request, facts)}
+    return {"kind": "generate", "prompt_ids": ids, "params": params | ({"grammar": grammar} if grammar else {})}
 
 
 def sampling_params(request: Sampling, prompt: int, facts: ModelFacts, context: int) -> dict[str, Any]:
@@ -76,6 +73,29 @@ def sampling_params(request: Sampling, prompt: int, facts: ModelFacts, context: 
     }
 
 
+def steering_params(request: Sampling, facts: ModelFacts) -> dict[str, Any]:
+    """Only what was asked for: plain requests stay small, and are sampled the fast way."""
+    penalties = {
+        "presence_penalty": float(request.presence_penalty or 0),
+        "frequency_penalty": float(request.frequency_penalty or 0),
+        "repetition_penalty": float(chosen(request.repetition_penalty, facts.defaults.get("repetition_penalty"), 1)),
+    }
+    params: dict[str, Any] = {name: value for name, value in penalties.items() if value != NEUTRAL[name]}
+    if request.logit_bias:
+        params["logit_bias"] = biases(request.logit_bias, facts.vocabulary)
+    if request.logprobs_count is not None:
+        params["logprobs"] = request.logprobs_count
+    return params | ({"n": request.choices} if request.choices > 1 else {})
+
+
+def biases(asked: Mapping[str, float], vocabulary: int) -> list[tuple[int, float]]:
+    for token in asked:
+        if not token.isascii() or not token.isdecimal() or int(token[:12]) >= vocabulary:
+            raise bad_request(f"'logit_bias' names {token!r}, not a token id below {vocabulary}.", param="logit_bias")
+    pairs = {int(token): float(bias) for token, bias in asked.items()}
+    return list(pairs.items())
+
+
 def chosen(asked: float | None, default: float | None, otherwise: float) -> float:
     if asked is not None:
         return asked
@@ -88,75 +108,4 @@ def estimated_cost(payload: Mapping[str, Any]) -> float:
     Corrected by the actual number when the job is done.
     """
     expected = min(payload["params"]["max_tokens"], EXPECTED_COMPLETION)
-    return len(payload["prompt_ids"]) + DECODE_WEIGHT * expected
-
-
-def usage_object(usage: Mapping[str, Any]) -> Usage:
-    prompt, completion = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": int(usage.get("cached_tokens") or 0)},
-    }
-
-
-class ChatShape:
-    """Builds the objects of one /v1/chat/completions answer."""
-
-    def __init__(self, job_id: str, model: str, created: int, include_usage: bool = False) -> None:
-        self._head = {"id": f"chatcmpl-{job_id}", "created": created, "model": model}
-        self._tail: dict[str, Any] = {"usage": None} if include_usage else {}
-
-    def whole(self, result: Mapping[str, Any]) -> ChatCompletion:
-        message = {"role": "assistant", "content": result["text"], "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": result["finish_reason"]}
-        body = {"object": "chat.completion", "choices": [choice], "usage": usage_object(result["usage"])}
-        return {**self._head, **body}  # type: ignore[return-value]
-
-    def first(self) -> ChatCompletionChunk | None:
-        return self._chunk({"role": "assistant", "content": ""}, None)
-
-    def text(self, text: str) -> ChatCompletionChunk:
-        return self._chunk({"content": text}, None)
-
-    def last(self, finish_reason: str) -> ChatCompletionChunk:
-        return self._chunk({}, finish_reason)
-
-    def usage(self, usage: Mapping[str, Any]) -> ChatCompletionChunk:
-        body = {"object": "chat.completion.chunk", "choices": [], "usage": usage_object(usage)}
-        return {**self._head, **body}  # type: ignore[return-value]
-
-    def _chunk(self, delta: Delta, finish_reason: str | None) -> ChatCompletionChunk:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        return {**self._head, "object": "chat.completion.chunk", "choices": [choice], **self._tail}  # type: ignore[return-value]
-
-
-class CompletionShape:
-    """Builds the objects of one /v1/completions answer."""
-
-    def __init__(self, job_id: str, model: str, created: int, include_usage: bool = False) -> None:
-        self._head = {"id": f"cmpl-{job_id}", "object": "text_completion", "created": created, "model": model}
-        self._tail: dict[str, Any] = {"usage": None} if include_usage else {}
-
-    def whole(self, result: Mapping[str, Any]) -> Completion:
-        choices = self._choices(result["text"], result["finish_reason"])
-        return {**self._head, "choices": choices, "usage": usage_object(result["usage"])}  # type: ignore[return-value]
-
-    def first(self) -> Completion | None:
-        return None
-
-    def text(self, text: str) -> Completion:
-        return {**self._head, "choices": self._choices(text, None), **self._tail}  # type: ignore[return-value]
-
-    def last(self, finish_reason: str) -> Completion:
-        return {**self._head, "choices": self._choices("", finish_reason), **self._tail}  # type: ignore[return-value]
-
-    def usage(self, usage: Mapping[str, Any]) -> Completion:
-        return {**self._head, "choices": [], "usage": usage_object(usage)}  # type: ignore[return-value]
-
-    def _choices(self, text: str, finish_reason: str | None) -> list[dict[str, Any]]:
-        return [{"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}]
-
-
-Shape = ChatShape | CompletionShape
+    return len(payload["prompt_ids"]) + DECODE_WEIGHT * expected * payload["params"].get("n", 1)

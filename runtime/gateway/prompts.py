@@ -102,7 +102,7 @@ def model_facts(
         if not isinstance(config.get(name), int):
             raise ManifestInvalid("config.json", None, f"{name} is missing or not a number")
     stop_ids = {*id_list(config.get("eos_token_id")), *id_list(generation.get("eos_token_id")), *id_list(eos_id)}
-    sampling = ("temperature", "top_p", "top_k", "min_p")
+    sampling = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     return ModelFacts(
         revision=revision,
         context=config["max_position_embeddings"],

@@ -222,10 +222,13 @@ class LlmReplica(Replica):
             self._first_token_ns.setdefault(job_id, time.monotonic_ns())
         if index == 0:
             answer.cached_tokens = delta.cached_tokens
-        entries = self._entries(delta)
+        entries, before = self._entries(delta), choice.tokens
         text = choice.absorb(delta.tokens, delta.finish_reason, entries)
-        if answer.claim.stream and (text or delta.tokens):
-            self.outbox.emit(job_id, answer.claim.fence, pack(chunk_of(text, delta.tokens, index, entries)))
+        entries = entries[: choice.tokens - before]
+        shown = answer.claim.stream and (text or delta.tokens)
+        data, cost = pack(chunk_of(text, delta.tokens, index, entries)) if shown else b"", answer.grown_cost()
+        if data or cost:
+            self.outbox.emit(job_id, answer.claim.fence, data, cost)
         if choice.finish_reason and delta.finish_reason is None:
             self._send_abort(answer.claim, index)
         if not answer.unfinished:
@@ -240,8 +243,7 @@ class LlmReplica(Replica):
         return [self._pieces.entry(token, *found) for token, found in zip(delta.tokens, delta.logprobs, strict=True)]
 
     def _end(self, answer: Answer) -> None:
-        usage = answer.usage()
-        self.complete(answer.claim, answer.result(), dict(usage), cost=float(sum_cost(usage)))
+        self.complete(answer.claim, answer.result(), dict(answer.usage()), cost=answer.cost)
 
     def _send_abort(self, claim: Claim, index: int) -> None:
         try:
@@ -263,11 +265,6 @@ def failed(future: asyncio.Future[Any]) -> bool:
 
 def succeeded(task: asyncio.Task[Any]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is None
-
-
-def sum_cost(usage: dict[str, int]) -> int:
-    """Tokens computed, output weighted twice (Virtual Token Counter, OSDI '24); cached prompt tokens are free."""
-    return usage["prompt_tokens"] - usage["cached_tokens"] + 2 * usage["completion_tokens"]
 
 
 def read_model(url: str) -> tuple[ObjectStore, Manifest, dict[str, bytes]]:

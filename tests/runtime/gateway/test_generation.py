@@ -1,20 +1,19 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from stoker.runtime.gateway.errors import ApiError
 from stoker.runtime.gateway.generation import (
-    ChatShape,
-    CompletionShape,
     check_prompt,
     completion_budget,
     context_limit,
     estimated_cost,
     generation_payload,
-    usage_object,
 )
 from stoker.runtime.gateway.prompts import ModelFacts
 from stoker.runtime.gateway.schema import chat_request
+from stoker.runtime.gateway.shapes import ChatShape, CompletionShape, usage_object
 from stoker.runtime.spec import FunctionSpec, ModelOptions
 
 FACTS = ModelFacts("r", context=100, vocabulary=50, stop_ids=(2, 7), defaults={"temperature": 0.6, "top_k": 40})
@@ -134,3 +133,43 @@ def test_completions_have_their_own_shape() -> None:
     whole = CompletionShape("job", "m", 5).whole(RESULT)
     assert whole["object"] == "text_completion"
     assert whole["choices"] == [{"index": 0, "text": "Paris.", "logprobs": None, "finish_reason": "stop"}]
+
+
+def test_what_was_not_asked_for_is_not_sent() -> None:
+    neutral = payload(
+        n=1, presence_penalty=0, frequency_penalty=0.0, repetition_penalty=1, logit_bias={}, logprobs=False
+    )
+    assert neutral["params"].keys() == payload()["params"].keys()
+
+
+def test_what_changes_the_distribution_is_sent() -> None:
+    params = payload(
+        n=3,
+        presence_penalty=0.5,
+        frequency_penalty=-1,
+        logit_bias={"49": -100, "0": 1.5},
+        logprobs=True,
+        top_logprobs=2,
+    )["params"]
+    assert params["n"] == 3
+    assert (params["presence_penalty"], params["frequency_penalty"]) == (0.5, -1.0)
+    assert params["logit_bias"] == [(49, -100.0), (0, 1.5)]
+    assert params["logprobs"] == 2
+    assert payload(logprobs=True)["params"]["logprobs"] == 0
+
+
+def test_a_models_own_repetition_penalty_is_its_default() -> None:
+    facts = replace(FACTS, defaults={"repetition_penalty": 1.1})
+    request = chat_request({"model": "m", "messages": [{"role": "user", "content": "x"}]})
+    assert generation_payload(request, [1], facts, 100)["params"]["repetition_penalty"] == 1.1
+
+
+@pytest.mark.parametrize("token", ["50", "-1", "x", "1.5", "", "9" * 30, "\u0663"])
+def test_biases_of_unknown_tokens_are_refused(token: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        payload(logit_bias={token: 1})
+    assert (caught.value.status, caught.value.param) == (400, "logit_bias")
+
+
+def test_every_choice_costs() -> None:
+    assert estimated_cost(payload(max_tokens=10, n=4)) == 3 + 80

@@ -34,14 +34,24 @@ BAD_CHATS = [
     ({**CHAT, "stop": ""}, "stop"),
     ({**CHAT, "stream": "yes"}, "stream"),
     ({**CHAT, "stream_options": {"include_usage": True}}, "stream_options"),
-    ({**CHAT, "n": 2}, "n"),
+    ({**CHAT, "n": 0}, "n"),
+    ({**CHAT, "n": 33}, "n"),
     ({**CHAT, "n": True}, "n"),
-    ({**CHAT, "logprobs": True}, "logprobs"),
+    ({**CHAT, "logprobs": 1}, "logprobs"),
     ({**CHAT, "top_logprobs": 3}, "top_logprobs"),
+    ({**CHAT, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({**CHAT, "tools": [{"type": "function"}]}, "tools"),
-    ({**CHAT, "response_format": {"type": "json_object"}}, "response_format"),
-    ({**CHAT, "frequency_penalty": 0.5}, "frequency_penalty"),
-    ({**CHAT, "logit_bias": {"5": 1}}, "logit_bias"),
+    ({**CHAT, "response_format": {"type": "xml"}}, "response_format.type"),
+    ({**CHAT, "response_format": {"type": "json_schema"}}, "response_format"),
+    ({**CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format.json_schema"),
+    ({**CHAT, "structured_outputs": {}}, "structured_outputs"),
+    ({**CHAT, "structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+    ({**CHAT, "frequency_penalty": 2.5}, "frequency_penalty"),
+    ({**CHAT, "presence_penalty": -2.1}, "presence_penalty"),
+    ({**CHAT, "repetition_penalty": 0}, "repetition_penalty"),
+    ({**CHAT, "logit_bias": {"5": 101}}, "logit_bias.5"),
+    ({**CHAT, "logit_bias": [5]}, "logit_bias"),
+    ({**CHAT, "logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias"),
 ]
 BAD_TEXTS = [
     ({"model": "m"}, "prompt"),
@@ -52,7 +62,9 @@ BAD_TEXTS = [
     ({**TEXT, "echo": True}, "echo"),
     ({**TEXT, "suffix": "end"}, "suffix"),
     ({**TEXT, "best_of": 3}, "best_of"),
-    ({**TEXT, "logprobs": 0}, "logprobs"),
+    ({**TEXT, "n": 2, "best_of": 1}, "best_of"),
+    ({**TEXT, "logprobs": 21}, "logprobs"),
+    ({**TEXT, "logprobs": True}, "logprobs"),
 ]
 
 
@@ -135,6 +147,7 @@ JSON = st.recursive(
 FIELDS = [
     "model", "messages", "prompt", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stream", "n", "tools",
     "stream_options", "max_tokens", "logprobs", "logit_bias", "ignore_eos", "response_format",
+    "structured_outputs", "presence_penalty", "best_of", "top_logprobs",
 ]  # fmt: skip
 
 

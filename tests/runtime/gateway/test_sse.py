@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.runtime.gateway import sse
-from stoker.runtime.gateway.generation import ChatShape, CompletionShape
+from stoker.runtime.gateway.shapes import ChatShape, CompletionShape
 
 
 @pytest.mark.parametrize("kind", [ChatShape, CompletionShape])
