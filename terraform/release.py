@@ -1,6 +1,6 @@
 """Completes the release that hosts install: what they need besides stoker's own wheel, and the checksums of everything.
 
-    python terraform/release.py FOLDER     the folder with the wheel (`make wheel` calls it)
+python terraform/release.py FOLDER     the folder with the wheel (`make wheel` calls it)
 """
 
 import hashlib

@@ -1,0 +1,186 @@
+"""What hosts are told at their first boot: from the plans, the way cloud-init gets it."""
+
+import base64
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from terraform_runs import ROOT
+from typer.testing import CliRunner
+
+from stoker.runtime.cli import app
+
+pytestmark = [pytest.mark.xdist_group("terraform"), pytest.mark.timeout(300)]
+
+FILES = ROOT / "terraform" / "modules" / "host" / "files"
+Files = dict[str, dict[str, str]]
+
+
+def hosts_of(plan: dict[str, Any], example: str) -> dict[str, Files]:
+    """The files of each kind of host, by path."""
+    hosts: dict[str, Files] = {}
+    for module in plan["planned_values"]["root_module"]["child_modules"][0]["child_modules"]:
+        for resource in module.get("resources", []):
+            data = resource["values"].get("user_data")
+            if resource["type"] == "aws_launch_template" and data:
+                hosts[f"{example}:{resource['values']['name']}"] = files_of(data)
+    return hosts
+
+
+def files_of(data: str) -> Files:
+    head, body = base64.b64decode(data).decode().split("\n", 1)
+    assert head == "#cloud-config"
+    assert len(base64.b64decode(data)) <= 16384
+    return {file["path"]: file for file in json.loads(body)["write_files"]}
+
+
+@pytest.fixture(scope="module")
+def hosts(plans: dict[str, dict[str, Any]]) -> dict[str, Files]:
+    found = hosts_of(plans["complete"], "complete")
+    assert len(found) == 5
+    return found
+
+
+def environment(files: Files, path: str) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in files[path]["content"].splitlines())
+
+
+def test_units_are_valid(hosts: dict[str, Files], tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd-analyze on the PATH")
+    for name, files in hosts.items():
+        unit = tmp_path / name.rpartition(":")[2] / "stoker.service"
+        unit.parent.mkdir()
+        # Programs that are only there on a host would be found missing.
+        text = files["/etc/systemd/system/stoker.service"]["content"]
+        unit.write_text(re.sub(r"^(Exec\w+=\+?)\S+", r"\1/bin/true", text, flags=re.M))
+        done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True)
+        about = [line for line in (done.stdout + done.stderr).splitlines() if "stoker.service" in line]
+        assert not about, about
+
+
+def test_a_worker_that_must_go_is_given_time_to_drain(hosts: dict[str, Files]) -> None:
+    from stoker.runtime.worker.agent import DRAIN_S
+
+    pool = (ROOT / "terraform/modules/worker_pool/main.tf").read_text()
+    heartbeat = int(re.findall(r"heartbeat_timeout\s*=\s*(\d+)", pool)[0])
+    for files in hosts.values():
+        unit = files["/etc/systemd/system/stoker.service"]["content"]
+        assert "KillSignal=SIGTERM" in unit and "KillMode=mixed" in unit and "Restart=always" in unit
+        [limit] = re.findall(r"TimeoutStopSec=(\d+)", unit)
+        assert DRAIN_S < int(limit) < heartbeat
+
+
+def test_stoker_knows_the_commands_that_units_run(hosts: dict[str, Files]) -> None:
+    started = set()
+    for files in hosts.values():
+        unit = files["/etc/systemd/system/stoker.service"]["content"]
+        [arguments] = re.findall(r"^ExecStart=\S+/stoker (.*)$", unit, flags=re.M)
+        command, *options = arguments.split()
+        started.add(command)
+        shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}).output
+        assert all(option in shown for option in options if option.startswith("--")), (command, shown)
+    assert started == {"gateway", "controller", "worker"}
+
+
+def test_hosts_have_the_settings_that_stoker_reads(hosts: dict[str, Files], monkeypatch: pytest.MonkeyPatch) -> None:
+    from stoker.runtime.settings import from_environment
+
+    for name, files in hosts.items():
+        given = environment(files, "/etc/stoker/stoker.env")
+        for variable, value in given.items():
+            monkeypatch.setenv(variable, value)
+        settings = from_environment()
+        assert settings.store == "s3://stoker-prod-artifacts-123456789012-eu-central-1/store", name
+        assert settings.data_dir == Path("/var/lib/stoker")
+        assert given["STOKER_CLUSTER"] == "stoker-prod" and given["AWS_REGION"] == "eu-central-1"
+
+
+def test_no_secret_is_in_user_data(hosts: dict[str, Files]) -> None:
+    for name, files in hosts.items():
+        fetched = dict(line.split() for line in files["/etc/stoker/secrets"]["content"].splitlines())
+        assert "STOKER_REDIS" in fetched and ("STOKER_SECRET" in fetched) == ("-pool-" not in name)
+        assert not {"STOKER_REDIS", "STOKER_SECRET"} & set(environment(files, "/etc/stoker/stoker.env"))
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in FILES.glob("*.sh")))
+def test_scripts_parse_and_end_at_a_failure(script: str) -> None:
+    subprocess.run(["bash", "-n", FILES / script], check=True)
+    assert (FILES / script).read_text().splitlines()[0] == "#!/bin/bash"
+    assert "set -euo pipefail" in (FILES / script).read_text()
+
+
+@pytest.fixture
+def boot(tmp_path: Path, release: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs boot.sh on a machine of stubs: /etc, /opt and /var are folders of the test, programs log their calls."""
+    shutil.copytree(release, tmp_path / "bucket")
+    stubs = tmp_path / "bin"
+    stubs.mkdir()
+    for program in ("useradd", "dnf", "systemctl", "amazon-cloudwatch-agent-ctl", "python3.12", "install"):
+        write_program(stubs / program, f'echo "{program} $*" >>{tmp_path}/calls')
+    write_program(stubs / "aws", f'cp -r {tmp_path}/bucket/. "{tmp_path}/opt/stoker/release/"')
+    write_program(stubs / "curl", f'case "$*" in *tags*) echo l4 ;; *lifecycle*) cat {tmp_path}/lifecycle ;; esac')
+    write_program(tmp_path / "opt/stoker/venv/bin/pip", f'echo "pip $*" >>{tmp_path}/calls')
+    write_program(tmp_path / "opt/aws/amazon-cloudwatch-agent/bin/amazon-cloudwatch-agent-ctl", "true")
+    for folder in ("etc/stoker", "opt/stoker/release"):
+        (tmp_path / folder).mkdir(parents=True)
+
+    def run(role: str, digest: str, lifecycle: str = "InService") -> subprocess.CompletedProcess[str]:
+        (tmp_path / "lifecycle").write_text(lifecycle)
+        (tmp_path / "etc/stoker/bootstrap.env").write_text(
+            f"ROLE={role}\nRELEASE_URL=s3://b/r\nRELEASE_DIGEST={digest}\n"
+        )
+        script = re.sub(r"(?<![\w.:/])/(etc|opt|var)/", rf"{tmp_path}/\1/", (FILES / "boot.sh").read_text())
+        path = f"{stubs}:{os.environ['PATH']}"
+        return subprocess.run(["bash", "-c", script], env={"PATH": path}, capture_output=True, text=True)
+
+    return run
+
+
+def write_program(path: Path, body: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{body}\n")
+    path.chmod(0o755)
+
+
+def digest_of(release: Path) -> str:
+    return subprocess.check_output(["sha256sum", release / "SHA256SUMS"], text=True).split()[0]
+
+
+@pytest.mark.parametrize(
+    ("role", "packages"), [("worker", "worker"), ("gateway", "control"), ("controller", "control")]
+)
+def test_a_host_installs_its_release_and_starts(
+    boot: Callable[..., Any], tmp_path: Path, release: Path, role: str, packages: str
+) -> None:
+    done = boot(role, digest_of(release))
+    assert done.returncode == 0, done.stderr
+    calls = (tmp_path / "calls").read_text()
+    assert f"-r requirements-{packages}.txt" in calls and "--no-deps ./stoker-0.1.0-py3-none-any.whl" in calls
+    assert "systemctl start stoker.service" in calls
+    pool = tmp_path / "etc/stoker/stoker.env"
+    assert (pool.read_text() if pool.exists() else "") == ("STOKER_POOL=l4\n" if role == "worker" else "")
+
+
+@pytest.mark.parametrize("altered", ["SHA256SUMS", "stoker-0.1.0-py3-none-any.whl", "constraints.txt"])
+def test_an_altered_release_is_not_installed(
+    boot: Callable[..., Any], tmp_path: Path, release: Path, altered: str
+) -> None:
+    with (tmp_path / "bucket" / altered).open("a") as file:
+        file.write("x")
+    assert boot("worker", digest_of(release)).returncode != 0
+    calls = (tmp_path / "calls").read_text()
+    assert "pip" not in calls and "systemctl" not in calls
+
+
+def test_a_host_put_by_does_not_start(boot: Callable[..., Any], tmp_path: Path, release: Path) -> None:
+    assert boot("worker", digest_of(release), "Warmed:Stopped").returncode == 0
+    calls = (tmp_path / "calls").read_text()
+    assert "systemctl enable stoker.service" in calls
+    assert "systemctl start" not in calls
