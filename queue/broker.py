@@ -109,7 +109,7 @@ class Broker:
         """One round trip for all. Returns the ids of jobs that these fences no longer hold."""
         if not emissions:
             return []
-        parts = [part for item in emissions for part in (item.job_id, item.fence, item.seq, item.data)]
+        parts = [part for item in emissions for part in (item.job_id, item.fence, item.seq, item.data, item.cost or "")]
         stale = await self._scripts.run("emit", function, parts)
         return list(dict.fromkeys(job_id.decode() for job_id in stale))
 

@@ -9,7 +9,7 @@ local function complete(id, fence, result, usage, notes, cost)
     return answer_given(id, fence)
   end
   if cost ~= '' then
-    charge(job.tenant, tonumber(cost) - tonumber(job.cost))
+    charge(job.tenant, tonumber(cost) - tonumber(job.charged or job.cost))
   end
   release(job)
   finish(job, 'succeeded', '', pack_outcome(result, false, usage, notes), usage, 'settled:' .. fence, 'done')

@@ -8,7 +8,7 @@ local answers = {}
 local ended = 0
 
 local function hand_back(job)
-  charge(job.tenant, -tonumber(job.cost))
+  charge(job.tenant, -tonumber(job.charged or job.cost))
   call('HINCRBY', record(job.id), 'handed', 1)
   requeue(job, job.attempt - 1, 0)
   return 'retrying'

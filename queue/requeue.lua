@@ -13,7 +13,7 @@ local function requeue(job, attempt, delay)
   local entry = mark_boundary(job)
   call('HSET', record(job.id), 'state', 'retrying', 'attempt', attempt, 'held', integer(held_ms(job)),
     'past', job.fence, 'worker', '')
-  call('HDEL', record(job.id), 'seq')
+  call('HDEL', record(job.id), 'seq', 'charged')
   if entry ~= '' then
     call('HSET', record(job.id), 'last', entry)
   end

@@ -7,6 +7,7 @@ from stoker.queue.records import Claim, unpack
 from stoker.runtime.worker.text import Decoder, TextStream
 
 LogprobEntry = dict[str, Any]
+COST_STEP = 128.0
 HERE = ("stop", "include_stop", "n")
 """What the engine needn't know."""
 
@@ -68,11 +69,25 @@ class Answer:
         self.prompt: list[int] = body["prompt_ids"]
         self.params: dict[str, Any] = body["params"]
         self.cached_tokens = 0
+        self._told_cost = 0.0
         emitted = [unpack(chunk.data) for chunk in claim.chunks]
         self.choices = [
             Choice(self.params, decoder, [chunk for chunk in emitted if chunk.get("index", 0) == index])
             for index in range(self.params.get("n", 1))
         ]
+
+    @property
+    def cost(self) -> float:
+        """Tokens computed, output weighted twice (Virtual Token Counter, OSDI '24); cached prompt tokens are free."""
+        return len(self.prompt) - self.cached_tokens + 2.0 * sum(choice.tokens for choice in self.choices)
+
+    def grown_cost(self) -> float:
+        """The cost so far whenever it has grown by COST_STEP, else 0."""
+        cost = self.cost
+        if cost < self._told_cost + COST_STEP:
+            return 0.0
+        self._told_cost = cost
+        return cost
 
     @property
     def unfinished(self) -> list[int]:

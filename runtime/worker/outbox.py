@@ -33,10 +33,10 @@ class Outbox:
         self._empty.set()
         self._task = asyncio.create_task(self._run())
 
-    def emit(self, job_id: str, fence: int, data: bytes) -> None:
+    def emit(self, job_id: str, fence: int, data: bytes, cost: float = 0.0) -> None:
         sequence = self._sequence.get(job_id, 0) + 1
         self._sequence[job_id] = sequence
-        self._emissions.append(Emission(job_id=job_id, fence=fence, seq=sequence, data=data))
+        self._emissions.append(Emission(job_id, fence, sequence, data, cost))
         self._mark()
 
     def complete(self, completion: Completion) -> None:

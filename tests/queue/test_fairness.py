@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from stoker.queue import keys
 from stoker.queue.broker import Broker
-from stoker.queue.records import Claim, Completion
+from stoker.queue.records import Claim, Completion, Emission, Failure
 
 TOLERANCE = 0.05
 
@@ -63,6 +63,62 @@ async def test_the_actual_cost_counts_not_the_estimate(broker: Broker, job, enqu
     costs = {"liar": 10.0, "honest": 1.0}
     await enqueue_all([job(tenant=tenant, cost=1) for _ in range(300) for tenant in costs])
     assert_share(await serve(broker, 220, 1, costs), "liar", 1 / 11)
+
+
+async def test_a_long_job_counts_while_it_runs(broker: Broker, job, enqueue_all) -> None:
+    """One tenant's job runs on and on, at 1 per claim of the others: its other jobs wait until it is paid for."""
+    await enqueue_all([job(tenant=tenant) for _ in range(300) for tenant in ("long", "other")])
+    running = next(claim for claim in await broker.claim("f", "w", 2) if claim.tenant == "long")
+    served: list[Claim] = []
+    for seq in range(1, 101):
+        await broker.emit("f", [Emission(running.job_id, running.fence, seq, b"x", cost=1.0 + seq / 2)])
+        served += await serve(broker, 1, 1)
+    assert_share(served, "long", 0.25)
+
+
+async def virtual_time(client: Redis) -> float:
+    return float(await client.hget(keys.key("f", "v"), "a") or 0)  # type: ignore[misc]
+
+
+async def test_what_exceeds_the_estimate_is_charged_once(broker: Broker, client: Redis, start, lose_reply) -> None:
+    await broker.set_weight("f", "a", 2)
+    claim = await start(cost=10, stream=True)
+    assert await virtual_time(client) == 5
+
+    async def emit(seq: int, cost: float, data: bytes = b"x") -> None:
+        assert await broker.emit("f", [Emission(claim.job_id, claim.fence, seq, data, cost)]) == []
+
+    await emit(1, 8)
+    assert await virtual_time(client) == 5
+    await lose_reply(lambda: emit(2, 30))
+    await emit(2, 30)
+    assert await virtual_time(client) == 15
+    await emit(3, 20)
+    await emit(4, 0)
+    assert await virtual_time(client) == 15
+    await emit(5, 40, b"")
+    assert await virtual_time(client) == 20
+    assert [chunk.data for chunk in await broker.chunks(claim.job_id)] == [b"x"] * 4
+    await broker.done("f", [Completion(claim.job_id, claim.fence, b"", b"", cost=34)])
+    assert await virtual_time(client) == 17
+
+
+async def test_a_job_that_is_handed_back_gets_back_what_it_was_charged(broker: Broker, client: Redis, start) -> None:
+    claim = await start(cost=10)
+    await broker.emit("f", [Emission(claim.job_id, claim.fence, 1, b"x", cost=30)])
+    assert await virtual_time(client) == 30
+    await broker.fail("f", [Failure(claim.job_id, claim.fence, b"", retry=True, counts=False)])
+    assert await virtual_time(client) == 0
+    (again,) = await broker.claim("f", "w", 1)
+    assert await virtual_time(client) == 10
+    await broker.emit("f", [Emission(again.job_id, again.fence, 1, b"x", cost=12)])
+    assert await virtual_time(client) == 12
+
+
+async def test_a_stale_fence_charges_nothing(broker: Broker, client: Redis, start) -> None:
+    claim = await start(cost=10)
+    assert await broker.emit("f", [Emission(claim.job_id, claim.fence - 1, 1, b"x", cost=99)]) == [claim.job_id]
+    assert await virtual_time(client) == 10
 
 
 async def test_an_idle_tenant_banks_no_credit(broker: Broker, job, enqueue_all) -> None:

@@ -137,3 +137,13 @@ def test_each_choice_is_continued_where_it_was() -> None:
     )
     assert [choice.prior for choice in answer.choices] == [ids("abd"), ids("c")]
     assert answer.unfinished == [1]
+
+
+def test_the_cost_is_told_in_steps() -> None:
+    answer = Answer(claim(), Letters())
+    told = []
+    for _ in range(100):
+        answer.choices[0].absorb(ids("ab"), None)
+        told.append(answer.grown_cost())
+    assert [cost for cost in told if cost] == [131, 259, 387]
+    assert answer.cost == 3 + 2 * 200
