@@ -205,6 +205,10 @@ class Broker:
         await self._redis.hset(keys.meta(function), mapping=values)  # type: ignore[misc]
         await self._redis.publish(keys.bell_channel(function), b"")
 
+    async def set_cold_start(self, function: str, milliseconds: int) -> None:
+        """How long its workers take to start, as measured last: whoever is refused while none is awake waits for it."""
+        await self._redis.hset(keys.meta(function), "cold_start", str(milliseconds))  # type: ignore[misc]
+
     async def set_weight(self, function: str, tenant: str, weight: float) -> None:
         """A tenant of weight 3 is served three times as much as one of weight 1, the default."""
         if not 0 < weight < float("inf"):

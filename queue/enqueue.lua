@@ -34,13 +34,19 @@ local function known()
   return accepted(other, 0, state)
 end
 
--- The time in which a twentieth of the limit drains: whoever comes back then finds room, not one slot.
+-- The time in which a twentieth of the limit drains: whoever comes back then finds room, not one slot. When no worker is
+-- awake, at the rate that the last ones had, and behind the time that a worker's start takes.
 local function refused(limit, waiting, most)
-  local wait = math.ceil(most / 20) / per_second('drained') * 1000
+  local asleep = call('EXISTS', Q .. 'lease', STANDING) == 0
+  local wait = math.ceil(most / 20) / per_second('drained', asleep) * 1000
   if not (wait < RETRY_AFTER_MOST) then
     wait = RETRY_AFTER_MOST
   end
-  return { 'full', limit, waiting, most, math.max(math.floor(wait), RETRY_AFTER_LEAST) }
+  wait = math.max(math.floor(wait), RETRY_AFTER_LEAST)
+  if asleep then
+    wait = wait + (call('HGET', META, 'cold_start') or 0)
+  end
+  return { 'full', limit, waiting, most, wait }
 end
 
 local function check_limits(queued, meta)

@@ -6,7 +6,7 @@ Jobs (`*` = job id); live ones have no TTL, from the terminal state on all have 
     i:<digest>  string  idempotency key -> job id and request digest
 
 Functions:
-    m        hash    sequence, fence, virtual time, limits, rates, activity (permanent)
+    m        hash    sequence, fence, virtual time, limits, rates, activity, time of a cold start (permanent)
     q        zset    every job in a lane -> its place in the sequence
     l:<priority>:<length>:<tenant>:<batch key>  zset  one lane, in sequence
     tl:<priority>:<tenant>  zset  a tenant's non-empty lanes -> their head's place

@@ -28,8 +28,10 @@ local function observe(name, count)
   add_to_rate(name, count, read_rate(name))
 end
 
-local function per_second(name)
+-- Now, or as it was when the last event came.
+local function per_second(name, as_of_last)
   local sum, at, since = read_rate(name)
-  local gathered = 1 - decay(math.max(NOW - since, 1000))
-  return sum * decay(NOW - at) / (WINDOW / 1000 * gathered)
+  local moment = as_of_last and at or NOW
+  local gathered = 1 - decay(math.max(moment - since, 1000))
+  return sum * decay(moment - at) / (WINDOW / 1000 * gathered)
 end

@@ -222,11 +222,13 @@ class Replica(ABC):
         self.outbox.start()
         try:
             await self._load()
+            telling = asyncio.create_task(self._tell_cold_start())
             while not self._stopping.is_set() and self.state == "ready":
                 await self.take_work()
             await self._leave()
             await self._until_nothing_is_held()
             await self.outbox.drained()
+            await telling
         except StartFailed as failure:
             await self._fail_waiting(failure.error)
         finally:
@@ -268,6 +270,10 @@ class Replica(ABC):
             self.hold(claim)
             self.fail(claim, error, retry=self._start.failed_before + 1 < MANY_FAILURES)
         await self.outbox.drained()
+
+    async def _tell_cold_start(self) -> None:
+        took_ms = round(self._ready_at * 1000 - self._started_at / 1e6)
+        await insist(lambda: self.host.broker.set_cold_start(self.spec.name, took_ms), PATIENCE_S)
 
     async def _leave(self) -> None:
         """What a standing claim got in the last moment goes back at once."""

@@ -6,7 +6,7 @@ from redis.asyncio import Redis
 
 from stoker.queue import keys
 from stoker.queue.broker import Broker
-from stoker.queue.records import Completion, IdempotencyMismatch, JobState, Limits, QueueFull
+from stoker.queue.records import Completion, IdempotencyMismatch, JobState, Limits, NewJob, QueueFull
 
 
 async def test_only_the_first_item_of_an_empty_backlog_wakes(broker: Broker, job, oracle: Oracle) -> None:
@@ -109,6 +109,33 @@ async def test_retry_after_follows_the_measured_drain_rate(broker: Broker, clien
     with pytest.raises(QueueFull) as refused:
         await broker.enqueue(job())
     assert 3 < refused.value.retry_after_s < 9
+
+
+async def refusal(broker: Broker, new: NewJob) -> float:
+    with pytest.raises(QueueFull) as refused:
+        await broker.enqueue(new)
+    return refused.value.retry_after_s
+
+
+async def test_retry_after_has_the_cold_start_in_it_while_no_worker_is_awake(
+    broker: Broker, client: Redis, job, start
+) -> None:
+    """100 jobs, of which 5 drain in a second while a worker is awake; then none for long."""
+    for claim in [await start() for _ in range(10)]:
+        await broker.done("f", [Completion(claim.job_id, claim.fence, b"", b"")])
+    await client.hincrby(keys.meta("f"), "drained:since", -2000)  # type: ignore[misc]
+    await broker.set_limits("f", Limits(max_queued=100))
+    for _ in range(100):
+        await broker.enqueue(job())
+    assert await refusal(broker, job()) == 1
+    await broker.set_cold_start("f", 7000)
+    assert await refusal(broker, job()) == 8
+    for name in ("drained:at", "drained:since"):
+        await client.hincrby(keys.meta("f"), name, -3_600_000)  # type: ignore[misc]
+    assert await refusal(broker, job()) == 8
+    await broker.claim("f", "w", 1)
+    await broker.enqueue(job())
+    assert await refusal(broker, job()) == 60
 
 
 async def test_a_delayed_job_waits_for_its_time(broker: Broker, job, oracle: Oracle) -> None:

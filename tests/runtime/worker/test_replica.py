@@ -13,7 +13,7 @@ from stoker.queue.broker import Broker
 from stoker.queue.client import connect
 from stoker.queue.embedded import EmbeddedValkey
 from stoker.queue.events import Bells
-from stoker.queue.records import JobState, NewJob, new_job_id, pack, unpack
+from stoker.queue.records import JobState, Limits, NewJob, QueueFull, new_job_id, pack, unpack
 from stoker.runtime import payloads
 from stoker.runtime.settings import Settings
 from stoker.runtime.spec import FunctionSpec
@@ -35,6 +35,7 @@ class Holder(Replica):
 
     async def load(self) -> None:
         self.state = "loading"
+        await asyncio.sleep(0.01)
 
     async def unload(self) -> None:
         pass
@@ -184,3 +185,16 @@ async def test_what_comes_to_a_replica_that_leaves_goes_back_unharmed(host: Host
     assert all(record and record.attempt == 0 and not record.state.terminal for record in records)
     assert {record.state for record in records if record} <= {JobState.QUEUED, JobState.RETRYING}
     assert [claim.job_id for claim in await host.broker.claim("f", "other", 9)] == jobs
+
+
+async def test_a_start_tells_the_queue_how_long_it_took(host: Host) -> None:
+    replica = Holder(host)
+    replica.start()
+    await until_ready(replica)
+    await replica.stop(0)
+    await host.broker.set_limits("f", Limits(max_queued=1))
+    await enqueue(host, new_job_id("f"), b"p")
+    took_s = replica._ready_at - replica._started_at / 1e9
+    with pytest.raises(QueueFull) as refused:
+        await enqueue(host, new_job_id("f"), b"p")
+    assert abs(refused.value.retry_after_s - (60 + took_s)) <= 0.001
