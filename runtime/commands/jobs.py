@@ -2,12 +2,15 @@
 
 import json
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
+from stoker.coldstart.timeline import Row
+from stoker.coldstart.waterfall import bottleneck, trace_events
 from stoker.runtime.commands.terminal import GATEWAY_URL, ApiKey, AsJson, Url, client_of, console
 
 jobs = typer.Typer(no_args_is_help=True, help="Look at jobs, cancel and replay them.")
@@ -22,6 +25,30 @@ def get_job(
     """Print a job's record as JSON."""
     with client_of(url, api_key) as client:
         typer.echo(json.dumps(client.job(job_id), indent=2, ensure_ascii=False))
+
+
+@jobs.command("timeline")
+def show_timeline(
+    job_id: Annotated[str, typer.Argument(help="The job's id.")],
+    trace: Annotated[Path | None, typer.Option(help="Write it as a Chrome trace (for Perfetto) instead.")] = None,
+    url: Url = GATEWAY_URL,
+    api_key: ApiKey = "",
+) -> None:
+    """Where a job's time went, from its arrival on, and what held it up."""
+    with client_of(url, api_key) as client:
+        rows = [Row(**phase) for phase in client.job(job_id)["timeline"]]
+    if trace:
+        trace.write_text(json.dumps({"traceEvents": trace_events(rows, title=job_id)}))
+        return
+    table = Table("phase", "from s", "seconds", "GB", "GB/s", "limit")
+    for row in rows:
+        rate = f"{row.bytes / row.seconds / 1e9:.2f}" if row.bytes and row.seconds else ""
+        size = f"{row.bytes / 1e9:.2f}" if row.bytes else ""
+        limit = str(row.facts.get("limit", ""))
+        table.add_row(escape(row.name), f"{row.start_s:.3f}", f"{row.seconds:.3f}", size, rate, limit)
+    console.print(table)
+    if found := bottleneck(rows):
+        console.print(f"held up most by: {escape(found[0])}, {found[1]:.3f} s")
 
 
 @jobs.command("cancel")

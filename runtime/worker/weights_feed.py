@@ -8,6 +8,7 @@ from typing import Any
 from stoker.coldstart.chunk_cache import ChunkCache
 from stoker.coldstart.fetch import Fetcher
 from stoker.coldstart.file_store import FileStore
+from stoker.coldstart.limits import fetch_limit, network_bytes_s
 from stoker.coldstart.manifest import Manifest
 from stoker.coldstart.page_cache import resident_share
 from stoker.coldstart.peers import PeerSource
@@ -35,6 +36,7 @@ class WeightsFeed:
         self.total_bytes = manifest.total_bytes
         self._fetcher = None if self.files else Fetcher(store, manifest, ring, cache=cache, peers=peers)
         self._peers = peers
+        self._local = isinstance(store, FileStore)
         self._started_ns = 0
         self._ended_ns = 0
         self._pump: threading.Thread | None = None
@@ -75,6 +77,7 @@ class WeightsFeed:
             return []
         ended = self._ended_ns or time.monotonic_ns()
         summary = self._fetcher.summary()
+        summary |= fetch_limit(summary, self._local, network_bytes_s())
         return [{"name": "fetch weights", "start_ns": self._started_ns, "end_ns": ended, **summary}]
 
     def _run(
