@@ -77,7 +77,8 @@ class AutoScaling:
 
     def _read_groups(self) -> list[Group]:
         pages = self._looks.get_paginator("describe_auto_scaling_groups").paginate(Filters=self._filter)
-        return [read_group(record) for page in pages for record in page["AutoScalingGroups"]]
+        found = [read_group(record) for page in pages for record in page["AutoScalingGroups"]]
+        return [group for group in found if group is not None]
 
     async def _change(self, operation: str, begin_by: float, **facts: Any) -> None:
         def change() -> None:

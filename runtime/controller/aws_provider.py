@@ -150,9 +150,9 @@ class AwsProvider:
         begin_by = await self._leadership.confirm(CHANGE_S)
         self._changed_at, self._looked_at = time.monotonic(), 0.0
         match call:
-            case SetDesired(group, hosts):
+            case SetDesired(group, hosts, before):
+                log.info("%s: %d hosts instead of %d", group.pool, hosts, before)
                 await self._set_desired(call, begin_by)
-                log.info("%s: %d hosts instead of %d", group.pool, hosts, group.desired)
             case Terminate(group, instance, why):
                 log.info("%s: terminating %s: %s", group.pool, instance, why)
                 await self._terminate(instance, begin_by)

@@ -50,6 +50,7 @@ class Controller:
         self._failures: Mapping[str, Failures] = {}
         self._memory = Memory()
         self._told = Told()
+        self._said: tuple[str, ...] = ()
 
     async def run(self, bell: Signal, stop: asyncio.Event) -> None:
         providing = asyncio.create_task(self._provider.run())
@@ -86,6 +87,7 @@ class Controller:
         if decision.failures != self._failures:
             self._failures = decision.failures
             await self._cluster.report_failing(failing_functions(decision.failures, now, time.time()))
+        self._say(decision.actions)
         after = merge(decision, wanted, specs)
         if after != wanted:
             if not await self._cluster.write_wanted(self._leadership.candidate, after):
@@ -93,6 +95,11 @@ class Controller:
             log.info("wanted: %s", summary(after))
         self._provider.order(Orders(decision.hosts, frozenset(decision.retire), frozenset(after), fleet.look))
         await self._told.tell(self._cluster, fleet_report(fleet, hosts, decision.reasons))
+
+    def _say(self, actions: tuple[str, ...]) -> None:
+        if actions and actions != self._said:
+            log.info("%s", "; ".join(actions))
+        self._said = actions
 
     async def _tick(self, deployed: set[str]) -> None:
         for function in deployed | set(await self._broker.functions_with_work()):

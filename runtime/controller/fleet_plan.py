@@ -27,12 +27,15 @@ class Orders:
 
 @dataclass(frozen=True, slots=True)
 class SetDesired:
+    """`before` is what is wanted once the hosts that go are gone."""
+
     group: Group
     hosts: int
+    before: int
 
     @property
     def raises(self) -> bool:
-        return self.hosts > self.group.desired
+        return self.hosts > self.before
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,8 @@ def plan(groups: Sequence[Group], memory: FleetMemory, bodies: Bodies, orders: O
         left = {each.instance for each in going}
         staying: list[MachineState] = [known[instance.id] for instance in group.live if instance.id not in left]
         if orders and group.pool in orders.hosts:
-            made += capacity(group, staying, orders.hosts[group.pool], memory.pool(group.pool).retry_at > now)
+            refuses = memory.pool(group.pool).retry_at > now or "failed" in known.values()
+            made += capacity(group, staying, orders.hosts[group.pool], refuses)
     return made
 
 
@@ -128,8 +132,8 @@ def capacity(group: Group, staying: Sequence[MachineState], wanted: int, refuses
     bad = sum(state not in ("pending", "ready") for state in staying)
     target = len(staying) if refuses else max(wanted + bad, len(staying))
     target = min(max(target, group.smallest), group.largest)
-    gone = len(group.live) - len(staying)
-    return [SetDesired(group, target)] if target != group.desired - gone else []
+    before = group.desired - len(group.live) + len(staying)
+    return [SetDesired(group, target, before)] if target != before else []
 
 
 def protections(group: Group, known: Mapping[str, MachineState], bodies: Bodies, orders: Orders) -> list[Protect]:

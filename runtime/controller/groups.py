@@ -60,16 +60,19 @@ class FailedLaunch:
     message: str
 
 
-def read_group(record: Mapping[str, Any]) -> Group:
-    """From a record of DescribeAutoScalingGroups. Raises ValueError for a tag that is no number."""
+def read_group(record: Mapping[str, Any]) -> Group | None:
+    """From a record of DescribeAutoScalingGroups; None for a group that is no pool (a cluster's gateways are in groups
+    too). Raises ValueError for a tag that is no number."""
     tags = {tag["Key"]: tag.get("Value", "") for tag in record.get("Tags", ())}
+    if not tags.get(POOL_TAG):
+        return None
     gpu = tags.get("stoker:gpu", "")
     policy = record.get("MixedInstancesPolicy") or {}
     share = policy.get("InstancesDistribution", {}).get("OnDemandPercentageAboveBaseCapacity", 100)
     overrides = policy.get("LaunchTemplate", {}).get("Overrides", ())
     return Group(
         name=record["AutoScalingGroupName"],
-        pool=tags.get(POOL_TAG) or record["AutoScalingGroupName"],
+        pool=tags[POOL_TAG],
         smallest=record["MinSize"],
         largest=record["MaxSize"],
         desired=record["DesiredCapacity"],

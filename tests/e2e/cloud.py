@@ -23,8 +23,9 @@ import httpx
 import redis
 from botocore.exceptions import BotoCoreError, ClientError
 
-from stoker.queue.cluster import LEADER
+from stoker.queue.cluster import FLEET_MEMORY, LEADER
 from stoker.queue.embedded import EmbeddedValkey
+from stoker.queue.records import pack, unpack
 from stoker.runtime.deployment import deploy
 from stoker.runtime.processes import parent_mark
 from stoker.runtime.sdk import Client
@@ -44,14 +45,30 @@ for name in ("torch", "stoker.runtime.engine.models", "stoker.runtime.engine.pro
     sys.modules[name] = types.ModuleType(name)
 sys.modules["torch"].seed = lambda: None
 """
+APP = """
+import os
+import time
+
+import stoker
+
+app = stoker.App("work")
+
+
+@app.function(idle_timeout=0.5, retries=4)
+def work(gate: str) -> str:
+    '''Until a file appears: the test says when.'''
+    while gate and not os.path.exists(gate):
+        time.sleep(0.02)
+    return gate
+"""
 EMPTY = '<{0}Response xmlns="http://autoscaling.amazonaws.com/doc/2011-01-01/"><{0}Result>{1}</{0}Result></{0}Response>'
-ACTIVITY = """<member><ActivityId>{id}</ActivityId><AutoScalingGroupName>{group}</AutoScalingGroupName>
-<Description>Launching a new EC2 instance. Status Reason: no capacity</Description><Cause>a test</Cause>
-<StartTime>{at}</StartTime><StatusCode>Failed</StatusCode><StatusMessage>We currently do not have sufficient {kind}
-capacity in the Availability Zone you requested ({zone}).</StatusMessage><Progress>100</Progress></member>"""
+SCARCE = "We currently do not have sufficient {kind} capacity in the Availability Zone you requested ({zone})."
+ACTIVITY = f"""<member><ActivityId>{{id}}</ActivityId><AutoScalingGroupName>{{group}}</AutoScalingGroupName>
+<Description>Launching a new EC2 instance.</Description><Cause>a test</Cause><StartTime>{{at}}</StartTime>
+<StatusCode>Failed</StatusCode><StatusMessage>{SCARCE}</StatusMessage><Progress>100</Progress></member>"""
 
 
-def until(condition: Callable[[], Any], what: str, timeout_s: float = 40) -> Any:
+def until(condition: Callable[[], Any], what: str, timeout_s: float = 90) -> Any:
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
         assert time.monotonic() < deadline, f"gave up waiting for {what}"
@@ -82,7 +99,7 @@ class Moto:
         facts = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
         return boto3.client(service, endpoint_url=self.url, **facts)
 
-    def make_group(self, pool: str, *, price: float, largest: int = 1, boot_timeout_s: float = 60) -> None:
+    def make_group(self, pool: str, *, price: float) -> None:
         template = f"template-{pool}"
         data = {"ImageId": "ami-12c6146b", "InstanceType": "t3.micro"}
         self.client("ec2").create_launch_template(LaunchTemplateName=template, LaunchTemplateData=data)
@@ -91,12 +108,11 @@ class Moto:
             "pool": pool,
             "gpu": "cpu",
             "price-per-hour": price,
-            "boot-timeout-s": boot_timeout_s,
         }
         self.client("autoscaling").create_auto_scaling_group(
             AutoScalingGroupName=f"test-{pool}",
             MinSize=0,
-            MaxSize=largest,
+            MaxSize=1,
             DesiredCapacity=0,
             AvailabilityZones=ZONES,
             LaunchTemplate={"LaunchTemplateName": template},
@@ -113,6 +129,11 @@ class Moto:
             ],
         )
 
+    def set_boot_timeout(self, pool: str, timeout_s: float) -> None:
+        tag = {"Key": "stoker:boot-timeout-s", "Value": str(timeout_s), "PropagateAtLaunch": False}
+        whose = {"ResourceId": f"test-{pool}", "ResourceType": "auto-scaling-group"}
+        self.client("autoscaling").create_or_update_tags(Tags=[{**tag, **whose}])
+
     def group(self, pool: str) -> dict[str, Any]:
         answer = self.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[f"test-{pool}"])
         return answer["AutoScalingGroups"][0]
@@ -123,10 +144,11 @@ class Moto:
 
 @dataclass
 class Faults:
-    """What goes wrong. `traps` maps an operation to "before" or "after": whoever asks for it next is killed then, once.
+    """What goes wrong. `traps` maps an operation to when the controllers that ask for it next are killed, one after the
+    other: "before" it is carried out, or "after".
     `short`: pools that have no capacity, and how many hosts they were asked for. `notices`: by instance, for IMDS."""
 
-    traps: dict[str, str] = field(default_factory=dict)
+    traps: dict[str, list[str]] = field(default_factory=dict)
     short: dict[str, int] = field(default_factory=dict)
     notices: dict[str, dict[str, Any]] = field(default_factory=dict)
     waits: set[str] = field(default_factory=set)
@@ -191,7 +213,8 @@ class Proxy:
         form = {name: values[0] for name, values in parse_qs(body.decode()).items()}
         action = form["Action"]
         self.calls.append((action, form))
-        trap = self._faults.traps.pop(action, "")
+        traps = self._faults.traps.get(action)
+        trap = traps.pop(0) if traps else ""
         if trap == "before":
             self._kill()
             return 500, b""
@@ -260,9 +283,9 @@ class Ec2(threading.Thread):
         while not self._stopping.wait(LOOP_S):
             with suppress(BotoCoreError, ClientError):
                 self._match(self._running())
-        self._match({})
         for process in self.agents.values():
             if process:
+                process.kill()
                 process.wait(10)
 
     def stop(self) -> None:
@@ -296,7 +319,8 @@ class Ec2(threading.Thread):
         if self._faults.dead_boots:
             self._faults.dead_boots -= 1
             return None
-        own = {"STOKER_POOL": pool, "STOKER_DATA": str(self._folder / instance), "PYTHONPATH": str(self._folder)}
+        own = {"STOKER_POOL": pool, "STOKER_DATA": str(self._folder / instance)}
+        own["PYTHONPATH"] = os.pathsep.join([str(self._folder), os.environ.get("PYTHONPATH", "")])
         own["AWS_EC2_METADATA_SERVICE_ENDPOINT"] = f"{self._metadata}/imds/{instance}"
         environment = {**self._environment, **own, **parent_mark(os.getpid())}
         with open(self._folder / f"{instance}.log", "ab") as log:
@@ -329,6 +353,7 @@ class Cloud:
         self._keeper = threading.Thread(target=self._keep_controller)
 
     def __enter__(self) -> "Cloud":
+        """With two pools, one cheaper, and a function."""
         (self.folder / "sitecustomize.py").write_text(WITHOUT_ENGINE)
         with self._cleanup as cleanup:
             self.moto.start()
@@ -344,6 +369,8 @@ class Cloud:
             self._keeper.start()
             cleanup.callback(self._stop_controller)
             self._start_gateway(cleanup)
+            self.make_pools()
+            self._deploy()
             self._cleanup = cleanup.pop_all()
         return self
 
@@ -386,19 +413,55 @@ class Cloud:
             self._controller.wait(20)
         self._keeper.join()
 
+    def forgive(self, pool: str = "") -> None:
+        """A pool that refused (or all) may be asked again now instead of in half a minute, by the next controller."""
+        self.kill_controller()
+        with redis.Redis.from_url(self.valkey.url) as client:
+            memory = unpack(client.get(FLEET_MEMORY) or pack({}))
+            memory["pools"] = {name: row for name, row in memory.get("pools", {}).items() if pool and name != pool}
+            client.set(FLEET_MEMORY, pack(memory))
+
     def client(self) -> Client:
         return Client(self.url)
 
-    def deploy(self, app: Path) -> None:
+    def make_pools(self) -> None:
+        self.moto.make_group("cheap", price=0.1)
+        self.moto.make_group("dear", price=0.5)
+
+    def _deploy(self) -> None:
+        (self.folder / "app.py").write_text(APP)
         with self.client() as client:
-            deploy(app, client)
+            deploy(self.folder / "app.py", client)
 
     def hosts(self) -> dict[str, Any]:
-        done = subprocess.run([*CLI, "hosts", "--json", "--url", self.url], capture_output=True, text=True, check=True)
-        return json.loads(done.stdout)
+        with self.client() as client:
+            return client.hosts()
 
-    def log(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text()
+    def pool(self, name: str) -> dict[str, Any]:
+        return next(row for row in self.hosts()["pools"] if row["pool"] == name)
+
+    def size(self, *pools: str) -> int:
+        """Instances and wanted instances: 0 only when there are none of either."""
+        return sum(len(self.moto.instances(pool)) + self.moto.group(pool)["DesiredCapacity"] for pool in pools)
+
+    def submit(self, value: object) -> str:
+        with self.client() as client:
+            return client.submit("work", value)["id"]
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        with self.client() as client:
+            return client.job(job_id)
+
+    def until_done(self, job_id: str) -> dict[str, Any]:
+        until(lambda: self.job(job_id)["state"] not in ("queued", "running", "retrying"), "the job to end")
+        done = self.job(job_id)
+        assert done["state"] == "succeeded", done
+        return done
+
+    def command(self, *arguments: str) -> str:
+        command = [*CLI, *arguments, "--url", self.url]
+        wide = {**os.environ, "COLUMNS": "200"}
+        return subprocess.run(command, capture_output=True, text=True, check=True, env=wide).stdout
 
     def _start_gateway(self, cleanup: ExitStack) -> None:
         port = check_port("127.0.0.1", 0)

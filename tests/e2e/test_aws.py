@@ -1,8 +1,7 @@
 """Hosts from zero and back to zero, with the real controller on a real Auto Scaling API (moto) and real host agents."""
 
+import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import pytest
@@ -11,39 +10,48 @@ from tests.e2e.cloud import Cloud, until
 
 pytestmark = pytest.mark.xdist_group("aws")
 
-APP = """
-import time
-
-import stoker
-
-app = stoker.App("work")
-
-
-@app.function(idle_timeout=0.5)
-def work(seconds: float) -> float:
-    time.sleep(seconds)
-    return seconds
-"""
-
 
 @pytest.fixture(scope="module")
 def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
-    folder = tmp_path_factory.mktemp("aws")
-    (folder / "app.py").write_text(APP)
-    with Cloud(folder) as cloud:
-        cloud.moto.make_group("cheap", price=0.1)
-        cloud.moto.make_group("dear", price=0.5)
-        cloud.deploy(folder / "app.py")
+    with Cloud(tmp_path_factory.mktemp("aws")) as cloud:
         yield cloud
 
 
+def metric(cloud: Cloud, line: str) -> float:
+    lines = httpx.get(f"{cloud.url}/metrics", trust_env=False).text.splitlines()
+    (value,) = [each.removeprefix(line) for each in lines if each.startswith(line)]
+    return float(value)
+
+
 def test_a_request_takes_the_group_from_zero_to_one_and_back(cloud: Cloud) -> None:
-    assert cloud.moto.instances("cheap") == []
-    with cloud.client() as client:
-        job = client.submit("work", 0.1)
-        until(lambda: cloud.moto.instances("cheap"), "an instance")
-        until(lambda: "starting host" in (client.job(job["id"])["wait_reason"] or ""), "the reason", 5)
-        until(lambda: client.job(job["id"])["state"] == "succeeded", "the answer")
-        fleet = cloud.hosts()
-    print(fleet)
-    until(lambda: not cloud.moto.instances("cheap") and not cloud.moto.group("cheap")["DesiredCapacity"], "no instance")
+    gate = cloud.folder / "gate"
+    assert cloud.size("cheap", "dear") == 0
+    job_id = cloud.submit(str(gate))
+    until(
+        lambda: (cloud.job(job_id)["wait_reason"] or "").startswith("starting host: a host of pool cheap"), "a reason"
+    )
+    until(lambda: cloud.job(job_id)["state"] == "running", "the job to run")
+    (instance,) = cloud.moto.instances("cheap")
+    (host,) = json.loads(cloud.command("hosts", "--json"))["hosts"]
+    expected = {"id": instance, "pool": "cheap", "state": "ready", "kind": "t3.micro", "zone": "us-east-1a"}
+    assert expected.items() <= host.items() and host["replicas"] == 1
+    assert instance in (table := cloud.command("hosts")) and "cheap" in table and "1 ready" in table
+    assert metric(cloud, 'stoker_pool_hosts{pool="cheap",state="ready"}') == 1
+    assert metric(cloud, 'stoker_pool_desired_hosts{pool="cheap"}') == 1
+    gate.touch()
+    assert cloud.until_done(job_id)["result"] == str(gate)
+    until(lambda: cloud.size("cheap", "dear") == 0, "the host to go")
+    assert cloud.ec2.started == [instance]
+
+
+def test_nothing_is_asked_for_without_work(cloud: Cloud) -> None:
+    def changes() -> list[str]:
+        return [action for action, _ in cloud.proxy.calls if not action.startswith("Describe")]
+
+    until(lambda: cloud.size("cheap", "dear") == 0, "the host to go")
+    before = changes()
+    assert before.count("SetDesiredCapacity") == 1
+    assert before.count("TerminateInstanceInAutoScalingGroup") == 1
+    looks = len(cloud.proxy.calls)
+    until(lambda: len(cloud.proxy.calls) >= looks + 3, "three more looks")
+    assert changes() == before
