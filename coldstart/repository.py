@@ -22,6 +22,8 @@ DOCUMENTS = (
     "chat_template.jinja",
     "chat_template.json",
     "special_tokens_map.json",
+    "sentence_bert_config.json",
+    "1_Pooling/config.json",
 )
 TIED_HEAD = ("lm_head.weight", "model.embed_tokens.weight")
 

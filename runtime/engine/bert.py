@@ -8,10 +8,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from stoker.coldstart.arrival import Arrival
 from stoker.kernels import ops
 from stoker.runtime.architecture import Pooling, encoder_family, pooling_mode
 from stoker.runtime.engine.config import required
-from stoker.runtime.engine.weights import Parameter, matrix, vector
+from stoker.runtime.engine.options import EngineOptions
+from stoker.runtime.engine.weights import Parameter, matrix, place, vector
 
 # In checkpoints, but nothing here reads them.
 UNUSED = ("pooler.dense.weight", "pooler.dense.bias", "embeddings.position_ids")
@@ -70,6 +72,12 @@ class BertLayer:
 
 @dataclass(frozen=True, slots=True)
 class BertWeights:
+    """As `weights.ModelWeights`: one arena, its views, and the same bytes by checkpoint name. All of it arrives as one
+    stage."""
+
+    arena: torch.Tensor
+    targets: dict[str, torch.Tensor]
+    arrival: Arrival
     words: torch.Tensor
     positions: torch.Tensor
     types: torch.Tensor
@@ -78,11 +86,13 @@ class BertWeights:
     layers: list[BertLayer]
 
     @classmethod
-    def of(cls, config: BertConfig, views: Iterator[torch.Tensor]) -> "BertWeights":
-        """Views come in the order of `layout`."""
-        head = [next(views) for _ in range(5)]
+    def plan(cls, config: BertConfig, options: EngineOptions, unused: Mapping[str, int]) -> "BertWeights":
+        """Allocates the arena on the device of the resolved `options`; `unused` tensors get room too, by size."""
+        arena, places, targets = place(list(layout(config, unused)), options)
+        views = iter(places)
+        words, positions, types, scale, shift = (next(views) for _ in range(5))
         layers = [BertLayer(*(next(views) for _ in fields(BertLayer))) for _ in range(config.num_layers)]
-        return cls(*head, layers)
+        return cls(arena, targets, Arrival(1), words, positions, types, scale, shift, layers)
 
 
 def layout(config: BertConfig, unused: Mapping[str, int]) -> Iterator[Parameter]:
@@ -122,6 +132,7 @@ def norm(size: int, prefix: str) -> Iterator[Parameter]:
 
 def embed(config: BertConfig, weights: BertWeights, ids: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
     """ids i64[T] of texts that are `lengths` tokens long -> unit vectors float32[texts, hidden]."""
+    weights.arrival.wait(0)
     device = ids.device
     counts = torch.tensor(lengths, device=device)
     start = F.pad(counts.cumsum(0), (1, 0)).int()

@@ -4,32 +4,24 @@ them, up to the token budget."""
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
+from stoker.coldstart.arrival import Arrival
 from stoker.runtime.engine import bert
 from stoker.runtime.engine.bert import BertConfig, BertWeights
 from stoker.runtime.engine.options import EngineOptions
-from stoker.runtime.engine.request import check_tokens, require
+from stoker.runtime.engine.request import Delta, EmbedRequest, check_tokens, require
 
 log = logging.getLogger(__name__)
 
 NON_FINITE = "the model produced non-finite values (NaN or infinity) for this text"
 
 
-class Vectors(NamedTuple):
-    """The answer to one request: float32[texts, dimension], or why there is none."""
-
-    request_id: str
-    values: np.ndarray | None
-    error: str = ""
-
-
 @dataclass(slots=True, eq=False)
-class Request:
+class Running:
     id: str
     texts: Sequence[Sequence[int]]
     values: np.ndarray
@@ -37,6 +29,10 @@ class Request:
 
     def __post_init__(self) -> None:
         self.missing = len(self.texts)
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.texts))
 
 
 class Embedder:
@@ -47,21 +43,22 @@ class Embedder:
         self.options = options
         self.computed_tokens = 0
         self._weights = weights
-        self._requests: dict[str, Request] = {}
-        self._waiting: deque[tuple[Request, int]] = deque()
+        self._requests: dict[str, Running] = {}
+        self._waiting: deque[tuple[Running, int]] = deque()
         self._steps = 0
 
-    def submit(self, request_id: str, texts: Sequence[Sequence[int]]) -> None:
+    def submit(self, request: EmbedRequest) -> None:
         """Raises ValueError for what can never run."""
-        require(request_id not in self._requests, f"request {request_id!r} is already here")
+        texts = request.texts
+        require(request.id not in self._requests, f"request {request.id!r} is already here")
         require(len(texts) > 0, "there is no text")
         longest = self.options.max_model_len
         for text in texts:
             require(0 < len(text) <= longest, f"a text of {len(text)} tokens is not within 1 to {longest}")
             check_tokens("text", text, self.config.vocab_size)
-        request = Request(request_id, texts, np.empty((len(texts), self.config.hidden_size), np.float32))
-        self._requests[request_id] = request
-        self._waiting.extend((request, index) for index in range(len(texts)))
+        running = Running(request.id, texts, np.empty((len(texts), self.config.hidden_size), np.float32))
+        self._requests[request.id] = running
+        self._waiting.extend((running, index) for index in range(len(texts)))
 
     def abort(self, request_id: str) -> None:
         """The texts that still wait are passed by. An unknown id is ignored."""
@@ -70,7 +67,10 @@ class Embedder:
     def has_work(self) -> bool:
         return bool(self._requests)
 
-    def step(self) -> list[Vectors]:
+    def prepare_idle(self) -> bool:
+        return False
+
+    def step(self) -> list[Delta]:
         """Computes one batch; the answers that it completes."""
         batch = self._take()
         if not batch:
@@ -85,22 +85,23 @@ class Embedder:
             return self._fail({request for request, _ in batch}, f"{type(error).__name__}: {error}")
         return self._store(batch, values)
 
-    def fail_all(self, error: str) -> list[Vectors]:
+    def fail_all(self, error: str) -> list[Delta]:
         return self._fail(set(self._requests.values()), error)
 
     def stats(self) -> dict[str, int]:
         return {"waiting": len(self._waiting), "steps": self._steps, "computed_tokens": self.computed_tokens}
 
     def warm_up(self) -> None:
-        """Short and long batches, so that no kernel is compiled while a request waits for it."""
+        """Short and long batches, so that no kernel is compiled while a request waits for it. Needs no weights yet."""
         longest = min(self.options.max_model_len, self.options.token_budget)
-        for lengths in ([1], [longest], [min(16, longest)] * 32):
+        weights, self._weights = self._weights, replace(self._weights, arrival=Arrival(0))
+        for lengths in ([1], [longest], [min(16, longest)] * 32) if self.options.device == "cuda" else ():
             self._compute([[0] * length for length in lengths])
-        self.computed_tokens = 0
+        self._weights, self.computed_tokens = weights, 0
 
-    def _take(self) -> list[tuple[Request, int]]:
+    def _take(self) -> list[tuple[Running, int]]:
         """At least one text, as many as fit into the budget."""
-        batch: list[tuple[Request, int]] = []
+        batch: list[tuple[Running, int]] = []
         room = self.options.token_budget
         while self._waiting:
             request, index = self._waiting[0]
@@ -120,17 +121,19 @@ class Embedder:
         self.computed_tokens += sum(lengths)
         return bert.embed(self.config, self._weights, ids, lengths).cpu().numpy()
 
-    def _store(self, batch: Sequence[tuple[Request, int]], values: np.ndarray) -> list[Vectors]:
-        finite = np.isfinite(values).all(axis=1)
+    def _store(self, batch: Sequence[tuple[Running, int]], values: np.ndarray) -> list[Delta]:
+        finite: list[bool] = np.isfinite(values).all(axis=1).tolist()
         done = self._fail({request for (request, _), fine in zip(batch, finite, strict=True) if not fine}, NON_FINITE)
         for (request, index), value in zip(batch, values, strict=True):
             request.values[index] = value
             request.missing -= 1
             if not request.missing and self._requests.pop(request.id, None):
-                done.append(Vectors(request.id, request.values))
+                done.append(
+                    Delta(request.id, [], "stop", prompt_tokens=request.tokens, vectors=request.values.tobytes())
+                )
         return done
 
-    def _fail(self, requests: set[Request], error: str) -> list[Vectors]:
+    def _fail(self, requests: set[Running], error: str) -> list[Delta]:
         for request in requests:
             self._requests.pop(request.id, None)
-        return [Vectors(request.id, None, error) for request in requests]
+        return [Delta(request.id, [], "error", error) for request in requests]

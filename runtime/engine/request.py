@@ -69,6 +69,14 @@ class GenerationRequest:
     cache_salt: bytes = b""
 
 
+@dataclass(frozen=True, slots=True)
+class EmbedRequest:
+    """Texts as token ids; one vector is made of each."""
+
+    id: str
+    texts: Sequence[Sequence[int]]
+
+
 class TokenLogprobs(NamedTuple):
     """Of one token, and of the likeliest ones in its place, most likely first."""
 
@@ -79,7 +87,7 @@ class TokenLogprobs(NamedTuple):
 
 class Delta(NamedTuple):
     """New tokens of one request. `cached_tokens` of the `prompt_tokens` came from the prefix cache. `logprobs` has an
-    entry for each token if the request asked for them."""
+    entry for each token if the request asked for them. `vectors` are those of an EmbedRequest, float32[texts, dim]."""
 
     request_id: str
     tokens: list[int]
@@ -88,6 +96,7 @@ class Delta(NamedTuple):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     logprobs: Sequence[TokenLogprobs] = ()
+    vectors: bytes = b""
 
 
 def validate(request: GenerationRequest, vocab_size: int, max_model_len: int) -> None:

@@ -16,6 +16,7 @@ class Delta(NamedTuple):
     prompt_tokens: int
     cached_tokens: int
     logprobs: list[tuple[float, list[int], list[float]]]
+    vectors: bytes
 
 
 def request_id(claim: Claim, index: int) -> str:

@@ -14,10 +14,10 @@ from tokenizers import Tokenizer
 
 from stoker.coldstart.failures import UnsupportedModel
 from stoker.runtime.architecture import pooling_mode
-from stoker.runtime.engine.bert import UNUSED, BertConfig, BertWeights, layout
+from stoker.runtime.engine.bert import UNUSED, BertConfig, BertWeights
 from stoker.runtime.engine.embedder import Embedder
 from stoker.runtime.engine.options import EngineOptions
-from stoker.runtime.engine.weights import place
+from stoker.runtime.engine.request import EmbedRequest
 
 TINY = {
     "architectures": ["BertModel"],
@@ -38,11 +38,12 @@ def embedder(hf_config: dict[str, Any], state: dict[str, torch.Tensor], **option
     config = BertConfig.from_hf(hf_config, options.pop("pooling", None))
     resolved = EngineOptions(**options).resolve(config)
     unused = {name: tensor.numel() for name, tensor in state.items() if name in UNUSED}
-    _, views, targets = place(list(layout(config, unused)), resolved)
-    assert targets.keys() == state.keys()
-    for name, target in targets.items():
+    weights = BertWeights.plan(config, resolved, unused)
+    assert weights.targets.keys() == state.keys()
+    for name, target in weights.targets.items():
         target.copy_(state[name].view(target.shape))
-    return Embedder(config, resolved, BertWeights.of(config, iter(views)))
+    weights.arrival.finish()
+    return Embedder(config, resolved, weights)
 
 
 def theirs(hf_config: dict[str, Any]) -> Any:
@@ -66,12 +67,14 @@ def expected(model: Any, text: list[int], pooling: str = "mean") -> np.ndarray:
 
 def run(embedder: Embedder, requests: dict[str, list[list[int]]]) -> dict[str, np.ndarray]:
     for name, texts in requests.items():
-        embedder.submit(name, texts)
+        embedder.submit(EmbedRequest(name, texts))
     answers = {}
     while embedder.has_work():
         for item in embedder.step():
-            assert item.values is not None, item.error
-            answers[item.request_id] = item.values
+            assert item.finish_reason == "stop", item.error
+            assert item.prompt_tokens == sum(map(len, requests[item.request_id]))
+            values = np.frombuffer(item.vectors, np.float32)
+            answers[item.request_id] = values.reshape(len(requests[item.request_id]), -1)
     return answers
 
 
@@ -103,7 +106,7 @@ def test_a_vector_does_not_depend_on_its_neighbours() -> None:
 
 def test_an_aborted_request_is_not_answered() -> None:
     ours = embedder(TINY, theirs(TINY).state_dict(), token_budget=64)
-    ours.submit("gone", texts(8))
+    ours.submit(EmbedRequest("gone", texts(8)))
     ours.step()
     ours.abort("gone")
     ours.abort("gone")
@@ -115,11 +118,11 @@ def test_broken_values_fail_their_request_only() -> None:
     state = theirs(TINY).state_dict()
     state["embeddings.word_embeddings.weight"][60] = torch.nan
     ours = embedder(TINY, state)
-    ours.submit("bad", [[1, 2], [60]])
-    ours.submit("good", [[1, 2]])
+    ours.submit(EmbedRequest("bad", [[1, 2], [60]]))
+    ours.submit(EmbedRequest("good", [[1, 2]]))
     answers = {item.request_id: item for item in ours.step()}
-    assert answers["bad"].values is None and "non-finite" in answers["bad"].error
-    assert answers["good"].values is not None
+    assert answers["bad"].finish_reason == "error" and "non-finite" in answers["bad"].error
+    assert answers["good"].finish_reason == "stop" and len(answers["good"].vectors) == 4 * 32
     assert not ours.has_work()
 
 
@@ -130,7 +133,7 @@ def test_broken_values_fail_their_request_only() -> None:
 def test_what_can_never_run_is_refused(given: list[list[int]], named: str) -> None:
     ours = embedder(TINY, theirs(TINY).state_dict())
     with pytest.raises(ValueError, match=named):
-        ours.submit("r", given)
+        ours.submit(EmbedRequest("r", given))
     assert not ours.has_work()
 
 
