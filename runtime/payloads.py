@@ -1,6 +1,7 @@
-"""Big payloads: the queue carries a reference, the bytes are in the object store, under the id of their job.
+"""Big payloads and results: the queue carries a reference, the bytes are in the object store, named after their job.
 
-The gateway writes, workers read, and the controller's sweep deletes what no job needs any more.
+The gateway writes payloads and reads results, workers the other way round; the controller's sweep deletes what no job
+needs any more.
 """
 
 import hashlib
@@ -11,6 +12,7 @@ from stoker.queue.records import function_of, pack, unpack
 
 INLINE_LIMIT = 64 * 1024
 PREFIX = "payloads/"
+RESULTS = "results/"
 # No version byte of the queue's codec, so that no reader takes a reference for a payload.
 REFERENCE = b"\x00"
 
@@ -19,13 +21,19 @@ def object_key(job_id: str) -> str:
     return f"{PREFIX}{function_of(job_id)}/{job_id}"
 
 
+def result_key(job_id: str, fence: int) -> str:
+    """Each attempt has its own: what one that is over still writes can't take the place of the result that counts."""
+    return f"{RESULTS}{function_of(job_id)}/{job_id}.{fence}"
+
+
 def job_of(key: str) -> str | None:
-    """The job whose payload is stored under `key`; None for an object that is no payload."""
-    job_id = key.rpartition("/")[2]
+    """The job whose payload or result is stored under `key`; None for another object."""
+    job_id, _, fence = key.rpartition("/")[2].partition(".")
     try:
-        return job_id if key == object_key(job_id) else None
+        wanted = result_key(job_id, int(fence)) if fence else object_key(job_id)
     except ValueError:
         return None
+    return job_id if key == wanted else None
 
 
 def is_reference(payload: bytes) -> bool:
@@ -44,9 +52,28 @@ def get(store: ObjectStore, job_id: str, payload: bytes) -> bytes:
     """The payload of a job that the queue has as `payload`. Blocking; raises ColdStartError."""
     if not is_reference(payload):
         return payload
-    key = object_key(job_id)
     size, digest = unpack(payload[len(REFERENCE) :])
+    return checked(store, object_key(job_id), size, digest)
+
+
+def put_result(store: ObjectStore, job_id: str, fence: int, result: bytes) -> bytes:
+    """Like `put`, for the result of the attempt with this fence."""
+    if len(result) <= INLINE_LIMIT:
+        return result
+    store.write(result_key(job_id, fence), result)
+    return REFERENCE + pack([fence, len(result), hashlib.sha256(result).digest()])
+
+
+def get_result(store: ObjectStore, job_id: str, result: bytes) -> bytes:
+    """Like `get`, for a job's result."""
+    if not is_reference(result):
+        return result
+    fence, size, digest = unpack(result[len(REFERENCE) :])
+    return checked(store, result_key(job_id, fence), size, digest)
+
+
+def checked(store: ObjectStore, key: str, size: int, digest: bytes) -> bytes:
     data = store.read(key)
     if len(data) != size or hashlib.sha256(data).digest() != digest:
-        raise ObjectAltered(f"{store.url}/{key}", None, "it is not the payload that was queued")
+        raise ObjectAltered(f"{store.url}/{key}", None, "it is not what was stored for the queue")
     return data

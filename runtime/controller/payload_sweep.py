@@ -1,4 +1,4 @@
-"""Deletes big payloads from the object store once no job needs them."""
+"""Deletes big payloads and results from the object store once no job needs them."""
 
 import asyncio
 import logging
@@ -9,8 +9,8 @@ from redis.exceptions import RedisError
 from stoker.coldstart.failures import ColdStartError
 from stoker.coldstart.store import ObjectStore
 from stoker.queue.broker import Broker
-from stoker.queue.records import JobState, made_at_ms
-from stoker.runtime.payloads import PREFIX, job_of, object_key
+from stoker.queue.records import Job, JobState, made_at_ms
+from stoker.runtime.payloads import PREFIX, RESULTS, job_of
 
 SWEEP_S = 60.0
 # A payload is written before its job is queued: an id that the queue doesn't know may still come.
@@ -19,23 +19,30 @@ GRACE_S = 3600.0
 log = logging.getLogger("stoker.controller")
 
 
-def needed(state: JobState | None, age_s: float) -> bool:
-    """Whether a job in `state` (None: the queue doesn't know it) may still be run, now or after a replay."""
-    if state is None:
+def needed(key: str, job: Job | None, age_s: float) -> bool:
+    """A payload: by a job (None: the queue doesn't know it) that may still be run, now or after a replay. A result: by a
+    job whose record is there."""
+    if key.startswith(RESULTS):
+        return job is not None
+    if job is None:
         return age_s < GRACE_S
-    return not state.terminal or state in (JobState.DEAD, JobState.FAILED)
+    return not job.state.terminal or job.state in (JobState.DEAD, JobState.FAILED)
 
 
 async def sweep(store: ObjectStore, broker: Broker) -> int:
     """How many were deleted. Raises ColdStartError or RedisError."""
+    return await sweep_folder(store, broker, PREFIX) + await sweep_folder(store, broker, RESULTS)
+
+
+async def sweep_folder(store: ObjectStore, broker: Broker, folder: str) -> int:
     deleted = 0
-    for key in await asyncio.to_thread(lambda: [found.key for found in store.list(PREFIX)]):
+    for key in await asyncio.to_thread(lambda: [found.key for found in store.list(folder)]):
         job_id = job_of(key)
         if job_id is None:
             continue
         job = await broker.job(job_id)
-        if not needed(job.state if job else None, time.time() - made_at_ms(job_id) / 1000):
-            await asyncio.to_thread(store.delete, object_key(job_id))
+        if not needed(key, job, time.time() - made_at_ms(job_id) / 1000):
+            await asyncio.to_thread(store.delete, key)
             deleted += 1
     return deleted
 
@@ -45,6 +52,6 @@ async def sweep_forever(store: ObjectStore, broker: Broker) -> None:
         await asyncio.sleep(SWEEP_S)
         try:
             if deleted := await sweep(store, broker):
-                log.info("deleted %d payloads of jobs that are over", deleted)
+                log.info("deleted %d payloads and results of jobs that are over", deleted)
         except (ColdStartError, RedisError) as error:
             log.warning("sweep of payloads: %s", error)

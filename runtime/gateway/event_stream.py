@@ -19,8 +19,8 @@ Frames = AsyncGenerator[bytes, None]
 
 
 class EventStream(Response):
-    """The frames of one job, and while there are none, comments that say why. Behind the first frame most chunks leave as
-    they arrive, the way `render` shows them; `frames` meets the others."""
+    """The frames of one job, and while there are none, comments that say why. Behind the first frame most chunks leave
+    as they arrive, the way `render` shows them; `frames` meets the others."""
 
     def __init__(self, gateway: Gateway, source: Following, frames: Frames, render: Callable[[Event], bytes]) -> None:
         super().__init__(headers=sse.HEADERS)

@@ -8,6 +8,7 @@ from stoker.queue.retry import insist
 from stoker.runtime.gateway.context import Gateway
 from stoker.runtime.gateway.errors import ApiError
 from stoker.runtime.gateway.outcome import Outcome, outcome_of_event, outcome_of_job
+from stoker.runtime.gateway.stored_results import end_with_result, with_result
 
 READ_PATIENCE_S = 10.0
 
@@ -54,13 +55,15 @@ class Following:
 
     async def outcome_at(self, event: Event) -> Outcome:
         """From the last event, or from the record when the result was too big for it."""
-        return outcome_of_event(event) if event.data else await self._read_outcome()
+        if event.data:
+            return outcome_of_event(await end_with_result(self._gateway, event))
+        return await self._read_outcome()
 
     async def _read_outcome(self) -> Outcome:
         job = await insist(lambda: self._gateway.broker.job(self.job_id), READ_PATIENCE_S)
         if job is None:
             raise job_expired(self.job_id)
-        return outcome_of_job(job)
+        return outcome_of_job(await with_result(self._gateway, job))
 
     async def _subscribe(self) -> None:
         """What is already there is read at once; only the rest comes as messages."""

@@ -15,6 +15,7 @@ from stoker.runtime.gateway.event_stream import EventStream
 from stoker.runtime.gateway.following import Following, job_expired
 from stoker.runtime.gateway.job_events import LAST, event_frame, job_frames
 from stoker.runtime.gateway.job_object import JobObject, JobPage, job_object
+from stoker.runtime.gateway.stored_results import with_result
 from stoker.runtime.gateway.waiting import WAITING
 
 REPLAY_PATIENCE_S = 2.0
@@ -113,6 +114,6 @@ async def job_gone(incoming: Incoming, job_id: str) -> ApiError:
 
 async def described(incoming: Incoming, job: Job) -> JobObject:
     if job.state not in WAITING:
-        return job_object(job, "")
+        return job_object(await with_result(incoming.gateway, job), "")
     view = await incoming.gateway.view.snapshot()
     return job_object(job, view.why_waiting(job))

@@ -64,6 +64,7 @@ class Replica(ABC):
         self._grace_ends = math.inf
         self._started_at = time.monotonic_ns()
         self._room = asyncio.Event()
+        self._storing: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -136,24 +137,49 @@ class Replica(ABC):
         self._room.set()
 
     def complete(self, claim: Claim, result: Record, usage: Record, cost: float | None = None) -> None:
-        if self.held.pop(claim.job_id, None) is None:
+        """A big result is stored first; until then the job is held."""
+        packed = pack(result)
+        if len(packed) <= payloads.INLINE_LIMIT:
+            self._complete(claim, packed, usage, cost)
             return
-        self._room.set()
+        storing = asyncio.create_task(self._store(claim, packed, usage, cost))
+        self._storing.add(storing)
+        storing.add_done_callback(self._storing.discard)
+
+    async def _store(self, claim: Claim, packed: bytes, usage: Record, cost: float | None) -> None:
+        try:
+            carried = await asyncio.to_thread(payloads.put_result, self.host.store, claim.job_id, claim.fence, packed)
+        except ColdStartError as error:
+            self.fail(claim, store_record(error), retry=True)
+        else:
+            self._complete(claim, carried, usage, cost)
+
+    def _complete(self, claim: Claim, packed: bytes, usage: Record, cost: float | None) -> None:
+        if not self._drop(claim):
+            return
         self.outbox.complete(
             Completion(
                 job_id=claim.job_id,
                 fence=claim.fence,
-                result=pack(result),
+                result=packed,
                 usage=pack(self._usage(claim, usage)),
                 notes=pack(self._notes(claim)),
                 cost=cost,
             )
         )
 
-    def fail(self, claim: Claim, error: Record, *, retry: bool, counts: bool = True) -> None:
-        if self.held.pop(claim.job_id, None) is None:
-            return
+    def _drop(self, claim: Claim) -> bool:
+        """False: this attempt was not held any more."""
+        held = self.held.get(claim.job_id)
+        if held is None or held.fence != claim.fence:
+            return False
+        del self.held[claim.job_id]
         self._room.set()
+        return True
+
+    def fail(self, claim: Claim, error: Record, *, retry: bool, counts: bool = True) -> None:
+        if not self._drop(claim):
+            return
         self.outbox.fail(
             Failure(
                 job_id=claim.job_id,
@@ -199,8 +225,7 @@ class Replica(ABC):
         try:
             payload = await asyncio.to_thread(payloads.get, self.host.store, claim.job_id, claim.payload)
         except ColdStartError as error:
-            body = {"type": "internal_error", "message": str(error), "code": type(error).__name__, "traceback": None}
-            self.fail(claim, body, retry=isinstance(error, StoreUnavailable))
+            self.fail(claim, store_record(error), retry=isinstance(error, StoreUnavailable))
         else:
             if self.held.get(claim.job_id) is claim:
                 self.held[claim.job_id] = replace(claim, payload=payload)
@@ -326,6 +351,10 @@ class Replica(ABC):
         since_ready = self._claimed_ns.get(claim.job_id, time.monotonic_ns()) / 1e9 - self._ready_at
         load_s = self._ready_at - self._started_at / 1e9
         return max(0.0, min(load_s, waited_s - since_ready)) * 1000 if self._ready_at else 0.0
+
+
+def store_record(error: ColdStartError) -> Record:
+    return {"type": "internal_error", "message": str(error), "code": type(error).__name__, "traceback": None}
 
 
 def cold_start_record(error: ColdStartError) -> Record:

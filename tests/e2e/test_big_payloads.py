@@ -1,4 +1,4 @@
-"""An input above 64 KiB goes through the object store, from the client to the function's process."""
+"""Inputs and results above 64 KiB go through the object store, between the client and the function's process."""
 
 from pathlib import Path
 
@@ -13,14 +13,21 @@ app = stoker.App("texts")
 @app.function(idle_timeout=30)
 def measure(text: str) -> list:
     return [len(text), text[-3:]]
+
+
+@app.function(idle_timeout=30)
+def repeat(times: int) -> str:
+    return "x" * times
 """
 
 
-def test_a_big_input_reaches_the_function(stack: LocalStack, app_folder: Path) -> None:
+def test_big_inputs_and_results_arrive(stack: LocalStack, app_folder: Path) -> None:
     app = app_folder / "texts.py"
     app.write_text(APP)
     stack.deploy(app)
     with stack.client() as client:
         assert client.invoke("measure", "x" * 1_000_000 + "end") == [1_000_003, "end"]
         assert client.invoke("measure", "small") == [5, "all"]
+        assert client.invoke("repeat", 1_000_000) == "x" * 1_000_000
         client.delete("measure")
+        client.delete("repeat")

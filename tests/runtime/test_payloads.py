@@ -51,3 +51,25 @@ def test_a_store_that_takes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["payloads/f/x", f"payloads/g/{JOB}", f"other/f-1/{JOB}", JOB, f"payloads/f-1/a/{JOB}"])
 def test_other_objects_are_no_payloads(key: str) -> None:
     assert payloads.job_of(key) is None
+
+
+def test_each_attempt_has_its_own_result(store: ObjectStore) -> None:
+    first, second = (payloads.put_result(store, JOB, fence, BIG + bytes([fence])) for fence in (7, 8))
+    assert payloads.is_reference(first) and len(first) < 100
+    assert payloads.get_result(store, JOB, first) == BIG + b"\x07"
+    assert payloads.get_result(store, JOB, second) == BIG + b"\x08"
+    assert [payloads.job_of(found.key) for found in store.list(payloads.RESULTS)] == [JOB, JOB]
+    assert payloads.put_result(store, JOB, 9, b"small") == b"small" == payloads.get_result(store, JOB, b"small")
+    store.write(payloads.result_key(JOB, 7), BIG)
+    with pytest.raises(ObjectAltered, match=JOB):
+        payloads.get_result(store, JOB, first)
+    store.delete(payloads.result_key(JOB, 8))
+    with pytest.raises(ObjectMissing):
+        payloads.get_result(store, JOB, second)
+
+
+@pytest.mark.parametrize(
+    "key", [f"results/f-1/{JOB}", f"results/f-1/{JOB}.x", f"results/g/{JOB}.7", f"payloads/f-1/{JOB}.7"]
+)
+def test_other_objects_are_no_results(key: str) -> None:
+    assert payloads.job_of(key) is None

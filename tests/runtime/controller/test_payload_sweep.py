@@ -1,8 +1,10 @@
 """What the sweep deletes, on a real server and a real store."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,10 +31,11 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
 
 
 @pytest.mark.parametrize("state", [None, *JobState])
-def test_needed_as_long_as_the_job_may_run(state: JobState | None) -> None:
+def test_a_payload_is_needed_as_long_as_its_job_may_run(state: JobState | None) -> None:
     live = state in (JobState.QUEUED, JobState.RETRYING, JobState.RUNNING, JobState.DEAD, JobState.FAILED)
-    assert needed(state, 1) is (live or state is None)
-    assert needed(state, GRACE_S + 1) is live
+    job = SimpleNamespace(state=state) if state else None
+    assert needed("payloads/f/x", job, 1) is (live or state is None)
+    assert needed("payloads/f/x", job, GRACE_S + 1) is live
 
 
 async def test_only_what_no_job_needs_goes(broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,3 +65,22 @@ async def test_only_what_no_job_needs_goes(broker: Broker, tmp_path: Path, monke
     assert await sweep(store, broker) == 4
     assert {found.key for found in store.list()} == {"payloads/f/other", "models/weights"}
     assert abs(made_at_ms(unknown) / 1000 + GRACE_S - late) < 60
+
+
+async def test_a_result_goes_with_the_record_of_its_job(broker: Broker, tmp_path: Path) -> None:
+    store = open_store((tmp_path / "store").as_uri())
+    ids = kept, gone = [new_job_id("f") for _ in range(2)]
+    for job_id, retention_ms in zip(ids, (60_000, 20), strict=True):
+        job = NewJob(id=job_id, function="f", tenant="a", payload=b"p", retention_ms=retention_ms)
+        await broker.enqueue(job)
+    for claim in await broker.claim("f", "w", 2):
+        carried = payloads.put_result(store, claim.job_id, claim.fence, BIG)
+        payloads.put_result(store, claim.job_id, claim.fence - 1, BIG)
+        assert await sweep(store, broker) == 0
+        await broker.done("f", [Completion(claim.job_id, claim.fence, carried, b"u")])
+    while await broker.job(gone):
+        await asyncio.sleep(0.005)
+    assert await sweep(store, broker) == 2
+    assert {payloads.job_of(found.key) for found in store.list()} == {kept}
+    job = await broker.job(kept)
+    assert job and job.result and payloads.get_result(store, kept, job.result) == BIG

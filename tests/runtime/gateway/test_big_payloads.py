@@ -1,5 +1,6 @@
 """Inputs above 64 KiB: the queue gets a reference, the worker reads the object."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from redis.asyncio import Redis
 from stoker.coldstart.store import ObjectStore
 from stoker.queue import keys
 from stoker.queue.broker import Broker
-from stoker.queue.records import Claim, Limits, unpack
+from stoker.queue.records import Claim, Completion, Limits, pack, unpack
 from stoker.runtime import payloads
 
 from .conftest import RunningGateway, running
@@ -76,3 +77,26 @@ async def test_a_store_that_is_away_is_a_503(without_store: httpx.AsyncClient, b
     assert (refused.status_code, error_of(refused)["code"]) == (503, "store_unavailable")
     assert (await broker.backlogs([name]))[name].queued == 0
     assert (await without_store.post(f"/v1/functions/{name}/jobs", json="small")).status_code == 202
+
+
+async def test_a_big_result_is_read_from_the_store(
+    http: httpx.AsyncClient, broker: Broker, store: ObjectStore, deploy: Deploy
+) -> None:
+    """By who waits for it, by who follows the job, and by who asks for it later."""
+    name, result = await deploy(), pack({"value": BIG})
+    waiting = asyncio.create_task(http.post(f"/v1/functions/{name}", json=1))
+    streaming = asyncio.create_task(http.post(f"/v1/functions/{name}", json=1, headers={"accept": "text/event-stream"}))
+    for _ in range(2):
+        while not (claims := await broker.claim(name, "w", 1)):
+            await asyncio.sleep(0.01)
+        carried = payloads.put_result(store, claims[0].job_id, claims[0].fence, result)
+        await broker.done(name, [Completion(claims[0].job_id, claims[0].fence, carried, b"")])
+    answer = await waiting
+    assert (answer.status_code, answer.json()) == (200, BIG)
+    assert BIG in (await streaming).text
+    job_id = answer.headers["x-job-id"]
+    assert (await http.get(f"/v1/jobs/{job_id}")).json()["result"] == BIG
+    for found in list(store.list(f"{payloads.RESULTS}{name}/")):
+        store.delete(found.key)
+    missing = await http.get(f"/v1/jobs/{job_id}")
+    assert (missing.status_code, error_of(missing)["code"]) == (503, "store_unavailable")

@@ -3,12 +3,13 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from stoker.coldstart.store import ObjectStore
+from stoker.coldstart.store import ObjectStore, open_store
 from stoker.queue.broker import Broker
 from stoker.queue.client import connect
 from stoker.queue.embedded import EmbeddedValkey
@@ -198,3 +199,49 @@ async def test_a_start_tells_the_queue_how_long_it_took(host: Host) -> None:
     with pytest.raises(QueueFull) as refused:
         await enqueue(host, new_job_id("f"), b"p")
     assert abs(refused.value.retry_after_s - (60 + took_s)) <= 0.001
+
+
+async def test_a_big_result_is_stored_before_the_job_ends(host: Host) -> None:
+    job_id = new_job_id("f")
+    await enqueue(host, job_id, b"p")
+    replica = Holder(host)
+    replica.outbox.start()
+    (claim,) = await replica.claim(1)
+    replica.complete(claim, {"value": "x" * payloads.INLINE_LIMIT}, {})
+    assert replica.held
+    while replica.held:
+        await asyncio.sleep(0.005)
+    await replica.outbox.drained()
+    job = await host.broker.job(job_id)
+    assert job and job.state is JobState.SUCCEEDED and job.result and len(job.result) < 100
+    assert unpack(payloads.get_result(host.store, job_id, job.result)) == {"value": "x" * payloads.INLINE_LIMIT}
+    await replica.outbox.close()
+
+
+async def test_a_result_that_can_not_be_stored_is_tried_again(host: Host, tmp_path: Path) -> None:
+    job_id = new_job_id("f")
+    await enqueue(host, job_id, b"p")
+    (tmp_path / "file").write_bytes(b"")
+    host.__dict__["store"] = open_store((tmp_path / "file").as_uri())
+    replica = Holder(host)
+    replica.outbox.start()
+    (claim,) = await replica.claim(1)
+    replica.complete(claim, {"value": "x" * payloads.INLINE_LIMIT}, {})
+    while replica.held:
+        await asyncio.sleep(0.005)
+    await replica.outbox.drained()
+    job = await host.broker.job(job_id)
+    assert job and job.state is JobState.RETRYING and job.attempt == 1
+    await replica.outbox.close()
+
+
+async def test_a_late_verdict_does_not_touch_the_next_attempt(host: Host) -> None:
+    job_id = new_job_id("f")
+    await enqueue(host, job_id, b"p")
+    replica = Holder(host)
+    (claim,) = await replica.claim(1)
+    replica.lose(job_id)
+    replica.hold(replace(claim, fence=claim.fence + 1))
+    replica.complete(claim, {"value": 1}, {})
+    replica.fail(claim, {"message": "late"}, retry=True)
+    assert replica.held[job_id].fence == claim.fence + 1
