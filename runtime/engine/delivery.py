@@ -38,13 +38,19 @@ class Delivery:
         self._intake: SimpleQueue[Frame] = SimpleQueue()
         self._load: ModelLoad | None = None
         self._busy: deque[tuple[torch.cuda.Event, int]] = deque()
-        self._placed = 0
+        self._bytes = 0
         self._began_ns = 0
         self._near = False
+        self._closing = threading.Lock()
+        self._closed = False
         self._thread = threading.Thread(target=self._run, daemon=True, name="weights")
 
     def put(self, frame: Frame) -> None:
-        self._intake.put(frame)
+        with self._closing:
+            if not self._closed:
+                self._intake.put(frame)
+            elif frame["t"] == "chunk":
+                self._free(frame["slot"])
         if frame["t"] in ("load_failed", "unload") and self._load:
             self._load.cancel()
 
@@ -65,7 +71,7 @@ class Delivery:
                 self._notify("arrived", without_locals(self._deliver(load)))
                 load.settle()
                 self._load = None
-            if not load or not load.source:
+            if not load or not load.is_local:
                 del load
                 self._give_back_the_rest()
         except ChannelClosed:
@@ -74,8 +80,8 @@ class Delivery:
     def _deliver(self, load: ModelLoad) -> Exception | None:
         try:
             self._began_ns = time.monotonic_ns()
-            if load.source:
-                load.source.deliver(lambda chunk, data: self._place(load, chunk, data))
+            if load.is_local:
+                load.deliver(lambda size: self._moved(load, size))
             else:
                 self._take_from_ring(load)
             load.complete()
@@ -107,7 +113,8 @@ class Delivery:
     def _take_slot(self, load: ModelLoad, frame: Frame) -> None:
         slot = frame["slot"]
         try:
-            self._place(load, frame["chunk"], self._ring.slot(slot))
+            load.place(frame["chunk"], self._ring.slot(slot))
+            self._moved(load, load.chunk_bytes(frame["chunk"]))
         except BaseException:
             self._free(slot)
             raise
@@ -116,11 +123,10 @@ class Delivery:
         else:
             self._free(slot)
 
-    def _place(self, load: ModelLoad, chunk: int, data: memoryview) -> None:
-        load.place(chunk, data)
-        self._placed += load.chunk_bytes(chunk)
-        left = load.total_bytes - self._placed
-        if not self._near and (time.monotonic_ns() - self._began_ns) * left <= NEAR_S * 1e9 * self._placed:
+    def _moved(self, load: ModelLoad, size: int) -> None:
+        self._bytes += size
+        left = load.total_bytes - self._bytes
+        if not self._near and (time.monotonic_ns() - self._began_ns) * left <= NEAR_S * 1e9 * self._bytes:
             self._near = True
             self._notify("nearly", None)
 
@@ -131,10 +137,15 @@ class Delivery:
             self._free(slot)
 
     def _give_back_the_rest(self) -> None:
-        """What is still under way to a load that failed, until the agent says that this was all."""
+        """What is still under way to a load that failed, until it is said that this was all; later ones are given back
+        where they come in."""
         while (frame := self._intake.get())["t"] not in OVER:
-            if frame["t"] == "chunk":
-                self._free(frame["slot"])
+            self._free(frame["slot"])
+        with self._closing:
+            self._closed = True
+            while not self._intake.empty():
+                if (frame := self._intake.get())["t"] == "chunk":
+                    self._free(frame["slot"])
 
 
 def without_locals(error: Exception | None) -> Exception | None:

@@ -2,8 +2,8 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from stoker.coldstart.arrival import Arrival
 from stoker.coldstart.failures import ColdStartError, UnsupportedModel
+from stoker.coldstart.host_image import HostImage
 from stoker.coldstart.manifest import Manifest
 from stoker.coldstart.mapped_source import MappedSource
 from stoker.coldstart.pinned import Registration
@@ -21,43 +22,60 @@ from stoker.runtime.engine.config import CONFIG, ModelConfig
 from stoker.runtime.engine.engine import Engine
 from stoker.runtime.engine.options import EngineOptions
 from stoker.runtime.engine.prefix import BLOCK_TOKENS
-from stoker.runtime.engine.weights import ModelWeights, plan, stage_of, stages
+from stoker.runtime.engine.weights import ModelWeights, arena_bytes, plan, stage_ends, stage_of, stages
 
 GENERATION_CONFIG = "generation_config.json"
 
 
-class ModelLoad:
-    """Allocates the parameters at once; raises a ColdStartError or ValueError for a model that can't be loaded.
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """What a model is and how it is to be run; `options` are resolved."""
 
-    With `files`, the published files' paths on this machine, `source` delivers the weights; otherwise someone has to
-    `place` them chunk by chunk. One thread delivers, another may build the engine meanwhile; what it computes waits for
-    the weights that it reads.
+    manifest: Manifest
+    config: ModelConfig
+    options: EngineOptions
+
+    @classmethod
+    def read(cls, manifest: bytes, documents: Mapping[str, bytes], options: Mapping[str, Any]) -> "Blueprint":
+        """Raises a ColdStartError or ValueError for a model that can't be loaded."""
+        content, config = Manifest.unpack(manifest), read_config(documents)
+        return cls(content, config, EngineOptions.from_dict(options).resolve(config))
+
+    @property
+    def arena_bytes(self) -> int:
+        return arena_bytes(self.config, self.options.torch_dtype)
+
+
+class ModelLoad:
+    """Allocates the parameters at once; raises a ColdStartError for a model that can't be loaded.
+
+    `deliver` brings the weights from a parked `image` or from `files`, the published files' paths on this machine;
+    without these someone has to `place` them chunk by chunk. One thread delivers, another may build the engine
+    meanwhile; what it computes waits for the weights that it reads.
     """
 
-    def __init__(
-        self,
-        manifest: bytes,
-        documents: Mapping[str, bytes],
-        options: Mapping[str, Any],
-        files: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, blueprint: Blueprint, files: Sequence[str] = (), image: HostImage | None = None) -> None:
         self.timeline = Timeline()
+        self.blueprint = blueprint
+        self.device = torch.device(blueprint.options.device)
         self._upload_ns: list[int] = []
         self._busy_ns = 0
         self._pin: Registration | None = None
-        self._manifest = Manifest.unpack(manifest)
-        self._config = read_config(documents)
-        self._options = EngineOptions.from_dict(options).resolve(self._config)
-        self.device = torch.device(self._options.device)
+        self._image = image
+        self._manifest, self._config, self._options = blueprint.manifest, blueprint.config, blueprint.options
         # Page tables are filled while the device is still being opened.
-        self.source = MappedSource(self._manifest, [Path(file) for file in files]) if files else None
+        self._source = MappedSource(self._manifest, [Path(file) for file in files]) if files else None
         try:
-            if self.source:
-                self.source.start()
+            if self._source:
+                self._source.start()
             self._weights, self._uploader = self._allocate()
         except BaseException:
             self.settle()
             raise
+
+    @property
+    def is_local(self) -> bool:
+        return bool(self._image or self._source)
 
     @property
     def revision(self) -> str:
@@ -65,7 +83,7 @@ class ModelLoad:
 
     @property
     def total_bytes(self) -> int:
-        return self._manifest.total_bytes
+        return self.blueprint.arena_bytes if self._image else self._manifest.total_bytes
 
     def chunk_bytes(self, chunk: int) -> int:
         return self._manifest.chunks[chunk].length
@@ -83,6 +101,22 @@ class ModelLoad:
         self._upload_ns += [start, end]
         self._busy_ns += end - start
 
+    def deliver(self, moved: Callable[[int], None]) -> None:
+        """Queues all copies of weights that are on this machine; `moved` is told of each one's bytes. Raises a
+        ColdStartError."""
+
+        def place(chunk: int, data: memoryview) -> None:
+            self.place(chunk, data)
+            moved(self.chunk_bytes(chunk))
+
+        start = time.monotonic_ns()
+        if self._image:
+            weights = self._weights
+            self._image.copy_to(weights.arena, stage_ends(self._config, weights), weights.arrival, moved)
+            self._upload_ns = [start, time.monotonic_ns()]
+        elif self._source:
+            self._source.deliver(place)
+
     def build(self) -> Engine:
         """The engine, ready for requests. Raises NotEnoughMemory when the KV cache doesn't fit."""
         with self.timeline.phase("allocate KV cache") as facts:
@@ -94,28 +128,30 @@ class ModelLoad:
 
     def complete(self) -> None:
         """Waits for the last copy and checksum. Raises when bytes are missing or wrong."""
-        self._uploader.finish()
+        if self._image:
+            wait_for_copies(self.device)
+        else:
+            self._uploader.finish()
         if self._upload_ns:
-            facts = {"bytes": self._manifest.total_bytes, "busy_s": self._busy_ns / 1e9}
+            facts = {"bytes": self.total_bytes, "busy_s": self._busy_ns / 1e9}
             self.timeline.add("upload weights", self._upload_ns[0], time.monotonic_ns(), **facts)
-        if self.source:
-            self.source.verify()
-            self.timeline.extend(self.source.phases())
+        if self._source:
+            self._source.verify()
+            self.timeline.extend(self._source.phases())
         self._weights.arrival.finish()
 
     def fail(self, error: Exception) -> None:
         self._weights.arrival.fail(error)
 
     def cancel(self) -> None:
-        if self.source:
-            self.source.cancel()
+        if self._source:
+            self._source.cancel()
 
     def settle(self) -> None:
         """Waits for copies under way and gives the host's memory back."""
-        if self.device.type == "cuda":
-            copy_stream().synchronize()
-        if self.source:
-            self.source.close()
+        wait_for_copies(self.device)
+        if self._source:
+            self._source.close()
         if self._pin:
             self._pin.release()
             self._pin = None
@@ -146,6 +182,11 @@ class ModelLoad:
             "max_seqs": options.max_seqs,
             "token_budget": options.token_budget,
         }
+
+
+def wait_for_copies(device: torch.device) -> None:
+    if device.type == "cuda":
+        copy_stream().synchronize()
 
 
 def read_config(documents: Mapping[str, bytes]) -> ModelConfig:

@@ -15,8 +15,11 @@ from stoker.coldstart.ring import Ring
 from stoker.coldstart.timeline import Timeline
 from stoker.runtime.engine.delivery import Delivery
 from stoker.runtime.engine.engine import Engine
-from stoker.runtime.engine.loading import ModelLoad, describe
+from stoker.runtime.engine.loading import Blueprint, ModelLoad, describe
+from stoker.runtime.engine.parked import Parked, ParkedModels
 from stoker.runtime.engine.request import Delta, GenerationRequest, SamplingParams
+from stoker.runtime.engine.sizing import total_bytes
+from stoker.runtime.ledger import Ledger
 from stoker.runtime.wire import ChannelClosed, Frame
 
 log = logging.getLogger(__name__)
@@ -49,12 +52,15 @@ class Models:
         self._deliveries: dict[str, Delivery] = {}
         self._loads: dict[str, Loading] = {}
         self._engines: dict[str, Engine] = {}
+        self._blueprints: dict[str, Blueprint] = {}
+        self._parked = ParkedModels()
+        self._ledger: Ledger | None = None
 
     def route(self, frame: Frame) -> bool:
         """Called by the thread that reads the channel: what concerns weights on their way goes to the thread that waits
         for it. False for a frame that is (also) for the engine's thread."""
         kind, model = frame["t"], frame.get("model", "")
-        if kind == "load":
+        if kind in ("load", "unpark"):
             self._deliveries[model] = self._delivery(model)
         delivery = self._deliveries.get(model)
         if delivery and kind in DELIVERED:
@@ -78,7 +84,15 @@ class Models:
     def _dispatch(self, frame: Frame) -> None:
         match frame["t"]:
             case "load":
-                self._load(frame["model"], frame)
+                self._load(frame["model"], lambda: read_load(frame))
+            case "unpark":
+                self._load(frame["model"], lambda: (self._parked.get(frame["name"]), ()))
+            case "park":
+                self._park(frame["model"], frame["name"])
+            case "image made":
+                self._leave_device(frame["model"], frame["error"])
+            case "forget":
+                self._parked.forget(frame["name"])
             case "nearly":
                 self._let_in_early(frame["model"], frame["delivery"])
             case "arrived":
@@ -110,11 +124,12 @@ class Models:
         """Does one piece of work that makes later steps faster; False when there is none (left)."""
         return any(engine.prepare_idle() for model, engine in self._engines.items() if model not in self._loads)
 
-    def _load(self, model: str, frame: Frame) -> None:
-        self._drop(model, keep=self._deliveries.get(model))
+    def _load(self, model: str, read: Callable[[], tuple[Blueprint | Parked, Sequence[str]]]) -> None:
+        if model in self._engines:
+            self._drop(model, keep=self._deliveries.get(model))
         delivery = self._deliveries[model]
         try:
-            load = ModelLoad(frame["manifest"], frame["documents"], frame["options"], frame.get("files", ()))
+            load = self._begin(model, *read())
         except Exception as error:
             delivery.start(None)
             self._load_error(model, error)
@@ -123,11 +138,43 @@ class Models:
         self._send({"t": "allocated", "model": model})
         try:
             self._loads[model] = Loading(load, delivery)
-            self._engines[model] = load.build()
+            self._engines[model] = engine = load.build()
+            self._book(model, engine.kv.total_bytes)
         except Exception as error:
             load.cancel()
             del load
             self._load_error(model, error)
+
+    def _begin(self, model: str, what: Blueprint | Parked, files: Sequence[str]) -> ModelLoad:
+        blueprint, image = (what.blueprint, what.image) if isinstance(what, Parked) else (what, None)
+        load = ModelLoad(blueprint, files, image)
+        self._blueprints[model] = blueprint
+        self._book(model, blueprint.arena_bytes)
+        return load
+
+    def _book(self, model: str, size: int) -> None:
+        """Device bytes that `model` has from here on."""
+        self._ledger = self._ledger or Ledger(total_bytes(self._blueprints[model].options.device))
+        self._ledger.reserve(model, size)
+        self._ledger.commit(model, size)
+
+    def _park(self, model: str, name: str) -> None:
+        """Its requests must have ended. Answered by "parked", with an error if it is gone instead."""
+
+        def made(error: Exception | None) -> None:
+            self._remind({"t": "image made", "model": model, "error": error})
+
+        if name in self._parked:
+            made(None)
+        else:
+            self._parked.make(name, self._blueprints[model], self._engines[model].runner.weights.arena, made)
+
+    def _leave_device(self, model: str, error: Exception | None) -> None:
+        if error:
+            log.error("model %s can't be parked: %s", model, error)
+            error.__traceback__ = None
+        self._drop(model)
+        self._send({"t": "parked", "model": model, "error": str(error) if error else ""})
 
     def _let_in_early(self, model: str, delivery: Delivery) -> None:
         """Its first step would wait for weights, and all other models with it: only when those have nothing to do."""
@@ -174,6 +221,9 @@ class Models:
         if keep is None and (delivery := self._deliveries.pop(model, None)):
             delivery.put({"t": "unload", "model": model})
         self._engines.pop(model, None)
+        self._blueprints.pop(model, None)
+        if self._ledger:
+            self._ledger.release(model)
         gc.collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
@@ -218,6 +268,8 @@ class Models:
         return {
             "models": {model: engine.stats() for model, engine in self._engines.items()},
             "loading": sorted(self._loads),
+            "parked": self._parked.table(),
+            "ledger": self._ledger.table() if self._ledger else {},
             "resident_bytes": psutil.Process(os.getpid()).memory_info().rss,
             "device_bytes": torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0,
         }
@@ -232,6 +284,10 @@ def step(engine: Engine) -> list[Delta]:
     except Exception as error:
         log.exception("an engine step failed")
         return engine.fail_all(f"engine step failed: {type(error).__name__}: {error}")
+
+
+def read_load(frame: Frame) -> tuple[Blueprint, Sequence[str]]:
+    return Blueprint.read(frame["manifest"], frame["documents"], frame["options"]), frame.get("files", ())
 
 
 def read_request(frame: Frame) -> GenerationRequest:

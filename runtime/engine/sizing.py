@@ -82,3 +82,9 @@ def free_bytes(device: str) -> int:
     if device == "cpu":
         return psutil.virtual_memory().available
     return torch.cuda.mem_get_info()[0]
+
+
+def total_bytes(device: str) -> int:
+    if device == "cpu":
+        return psutil.virtual_memory().total
+    return torch.cuda.mem_get_info()[1]

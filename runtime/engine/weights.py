@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import accumulate
 from math import prod
 from typing import NamedTuple
 
@@ -156,6 +157,16 @@ def stage_of(config: ModelConfig, name: str) -> int:
     if part == 0 or (config.tied and name == "lm_head.weight"):
         return EMBEDDING
     return layer_stage(index if part == 1 else config.num_layers)
+
+
+def stage_ends(config: ModelConfig, weights: ModelWeights) -> list[int]:
+    """Where each stage ends in the arena, in bytes; never falling."""
+    ends = [0] * stages(config)
+    for name, target in weights.targets.items():
+        end = target.data_ptr() - weights.arena.data_ptr() + target.nbytes
+        stage = stage_of(config, name)
+        ends[stage] = max(ends[stage], end)
+    return list(accumulate(ends, max))
 
 
 def aligned(size: int) -> int:

@@ -12,7 +12,7 @@ from stoker.coldstart.manifest import Manifest
 from stoker.coldstart.publish import publish
 from stoker.coldstart.ring import Ring
 from stoker.coldstart.store import ObjectStore, open_store
-from stoker.runtime.engine.loading import ModelLoad, describe
+from stoker.runtime.engine.loading import Blueprint, ModelLoad, describe
 from stoker.runtime.engine.request import GenerationRequest, SamplingParams
 from stoker.runtime.engine.sizing import NotEnoughMemory
 
@@ -33,7 +33,7 @@ def published(folder: Path, tiny: "TinyModel", **extra: torch.Tensor) -> tuple[O
 
 def load(store: ObjectStore, manifest: Manifest, **options: Any) -> ModelLoad:
     documents = {name: store.read(name) for name in manifest.documents}
-    loading = ModelLoad(manifest.pack(), documents, {**OPTIONS, **options})
+    loading = ModelLoad(Blueprint.read(manifest.pack(), documents, {**OPTIONS, **options}))
     ring = Ring.create(2, 4096)
     fetcher = Fetcher(store, manifest, ring, connections=2)
     fetcher.start()
@@ -68,7 +68,7 @@ def test_a_published_model_becomes_an_engine(tmp_path: Path, tiny: "TinyModel", 
 def test_a_missing_chunk_is_noticed(tmp_path: Path, tiny: "TinyModel") -> None:
     store, manifest = published(tmp_path, tiny)
     documents = {name: store.read(name) for name in manifest.documents}
-    loading = ModelLoad(manifest.pack(), documents, OPTIONS)
+    loading = ModelLoad(Blueprint.read(manifest.pack(), documents, OPTIONS))
     with pytest.raises(ObjectTruncated, match=r"model\.safetensors"):
         loading.complete()
 
@@ -93,7 +93,7 @@ def test_what_is_wrong_with_the_documents(
 ) -> None:
     _, manifest = published(tmp_path, tiny)
     with pytest.raises(UnsupportedModel, match=named):
-        ModelLoad(manifest.pack(), documents, OPTIONS)
+        ModelLoad(Blueprint.read(manifest.pack(), documents, OPTIONS))
 
 
 @pytest.mark.parametrize(
