@@ -35,6 +35,11 @@ def idempotency_key(incoming: Incoming) -> str:
     return f"key:{key}" if key else ""
 
 
+def own_id_key(client_id: str) -> str:
+    """An id of the client's own names its job within one function and tenant."""
+    return f"id:{client_id}"
+
+
 def new_job(
     incoming: Incoming, spec: FunctionSpec, payload: Any, *, key: str = "", cost: float = 1.0, stream: bool = False
 ) -> NewJob:

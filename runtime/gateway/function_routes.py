@@ -2,11 +2,15 @@
 
 import asyncio
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from starlette.responses import Response
 
 from stoker.queue.records import JobState, NewJob
-from stoker.runtime.gateway.calls import Call, enqueue, idempotency_key, new_job
+from stoker.runtime.gateway.calls import Call, enqueue, idempotency_key, new_job, own_id_key
+from stoker.runtime.gateway.embedding_routes import embedding_job
+from stoker.runtime.gateway.embeddings import EmbeddingRequest, embedding_list, embedding_request
 from stoker.runtime.gateway.endpoint import EVENT_STREAM, Incoming, Json
 from stoker.runtime.gateway.errors import bad_request
 from stoker.runtime.gateway.event_stream import EventStream
@@ -20,12 +24,12 @@ from stoker.runtime.spec import FunctionSpec
 CLIENT_JOB_ID = re.compile(r"[A-Za-z0-9._~-]{1,128}")
 WAIT = re.compile(r"wait=(\d{1,9})")
 
-Generation = ChatRequest | CompletionRequest
+ModelRequest = ChatRequest | CompletionRequest | EmbeddingRequest
 
 
 async def invoke(incoming: Incoming) -> Response:
     spec = await incoming.gateway.registry.find(incoming.caller, incoming.path("name"))
-    request = generation_request(incoming, spec)
+    request = model_request(incoming, spec)
     wait_s = preferred_wait(incoming)
     streams = EVENT_STREAM in incoming.headers.get("accept", "")
     job = await function_job(
@@ -39,7 +43,7 @@ async def invoke(incoming: Incoming) -> Response:
     return await answer(call, request, wait_s)
 
 
-async def answer(call: Call, request: Generation | None, wait_s: float | None) -> Response:
+async def answer(call: Call, request: ModelRequest | None, wait_s: float | None) -> Response:
     async with call:
         try:
             async with asyncio.timeout(wait_s):
@@ -48,7 +52,13 @@ async def answer(call: Call, request: Generation | None, wait_s: float | None) -
             call.detach()
             return accepted(call.job_id, JobState.RUNNING, f"wait={wait_s:g}")
     result = outcome.value()
-    return Json(shape_of(request, call.job_id).whole(result) if request else result["value"])
+    return Json(answered(request, call.job_id, result) if request else result["value"])
+
+
+def answered(request: ModelRequest, job_id: str, result: Mapping[str, Any]) -> Any:
+    if isinstance(request, EmbeddingRequest):
+        return embedding_list(request, result)
+    return shape_of(request, job_id).whole(result)
 
 
 async def post_job(incoming: Incoming) -> Response:
@@ -59,13 +69,13 @@ async def put_job(incoming: Incoming) -> Response:
     client_id = incoming.path("id")
     if not CLIENT_JOB_ID.fullmatch(client_id):
         raise bad_request("A job id of your own is 1 to 128 of letters, digits, '.', '_', '~' and '-'.", param="id")
-    return await queue_job(incoming, f"id:{client_id}")
+    return await queue_job(incoming, own_id_key(client_id))
 
 
 async def queue_job(incoming: Incoming, key: str) -> Response:
     """Chunks are kept, so that the job can be followed from its start at any time."""
     spec = await incoming.gateway.registry.find(incoming.caller, incoming.path("name"))
-    job = await function_job(incoming, spec, generation_request(incoming, spec), key=key, stream=True)
+    job = await function_job(incoming, spec, model_request(incoming, spec), key=key, stream=True)
     return await submit(incoming, job)
 
 
@@ -81,17 +91,21 @@ def accepted(job_id: str, state: JobState, preference: str) -> Response:
 
 
 async def function_job(
-    incoming: Incoming, spec: FunctionSpec, request: Generation | None, *, key: str, stream: bool
+    incoming: Incoming, spec: FunctionSpec, request: ModelRequest | None, *, key: str, stream: bool
 ) -> NewJob:
+    if isinstance(request, EmbeddingRequest):
+        return await embedding_job(incoming, spec, request, key)
     if request is not None:
         return await generation_job(incoming, spec, request, key=key, stream=stream)
     return new_job(incoming, spec, {"kind": "call", "input": incoming.json()}, key=key, stream=stream)
 
 
-def generation_request(incoming: Incoming, spec: FunctionSpec) -> Generation | None:
-    """For a language model: what the body asks for. How the answer is delivered is the headers' business here."""
-    if spec.kind != "llm":
+def model_request(incoming: Incoming, spec: FunctionSpec) -> ModelRequest | None:
+    """What the body asks of a model. How the answer is delivered is the headers' business here."""
+    if spec.kind == "python":
         return None
+    if spec.kind == "embed":
+        return embedding_request({**incoming.object(), "model": spec.name})
     fields = {**incoming.object(), "model": spec.name, "stream": None, "stream_options": None}
     if "messages" in fields:
         return chat_request(fields)

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from stoker.queue.records import Job, NotReplayable, function_of, made_at_ms
 from stoker.queue.retry import insist
-from stoker.runtime.gateway.calls import idempotency_key
+from stoker.runtime.gateway.calls import idempotency_key, own_id_key
 from stoker.runtime.gateway.endpoint import Incoming, Json
 from stoker.runtime.gateway.errors import ApiError, bad_request, not_found, not_replayable
 from stoker.runtime.gateway.event_stream import EventStream
@@ -82,7 +82,7 @@ async def job_events(incoming: Incoming) -> Response:
 
 async def own_job(incoming: Incoming) -> Job:
     """The caller's job of this path; another tenant's is as unknown as one that never was."""
-    job_id = incoming.path("id")
+    job_id = await job_id_of(incoming)
     try:
         function_of(job_id)
     except ValueError:
@@ -94,6 +94,18 @@ async def own_job(incoming: Incoming) -> Job:
         raise job_not_found(job_id)
     incoming.about_job(job_id)
     return job
+
+
+async def job_id_of(incoming: Incoming) -> str:
+    """Below a function, the path has the client's own id, under which it had put the job."""
+    id = incoming.path("id")
+    if "name" not in incoming.scope["path_params"]:
+        return id
+    spec = await incoming.gateway.registry.find(incoming.caller, incoming.path("name"))
+    job_id = await incoming.gateway.broker.job_id_of(spec.name, incoming.caller.tenant, own_id_key(id))
+    if job_id is None:
+        raise job_not_found(id)
+    return job_id
 
 
 def job_not_found(job_id: str) -> ApiError:

@@ -246,6 +246,25 @@ async def test_jobs_may_be_put_under_the_clients_own_id(
     assert done.json()["state"] == "succeeded"
 
 
+async def test_a_job_is_found_under_the_id_that_it_was_put_under(
+    http: httpx.AsyncClient, broker: Broker, deploy: Deploy
+) -> None:
+    """Within its function; its links lead on."""
+    name, other = await deploy(), await deploy()
+    path = "jobs/order-0001"
+    missing = await http.get(f"/v1/functions/{name}/{path}")
+    assert (missing.status_code, error_of(missing)["code"]) == (404, "job_not_found")
+    put = await http.put(f"/v1/functions/{name}/{path}", json=3)
+    found = await http.get(f"/v1/functions/{name}/{path}")
+    assert (found.status_code, found.json()["id"], found.json()["state"]) == (200, put.json()["id"], "queued")
+    assert (await http.get(found.json()["links"]["self"])).json()["id"] == put.json()["id"]
+    assert (await http.get(f"/v1/functions/{other}/{path}")).status_code == 404
+    assert (await http.get("/v1/jobs/order-0001")).status_code == 404
+    assert await broker.job_id_of(name, "somebody else", "id:order-0001") is None
+    cancelled = await http.delete(f"/v1/functions/{name}/{path}")
+    assert (cancelled.status_code, cancelled.json()["state"]) == (200, "cancelled")
+
+
 async def test_a_full_queue_is_429_with_retry_after(http: httpx.AsyncClient, broker: Broker, deploy: Deploy) -> None:
     name = await deploy()
     await broker.set_limits(name, Limits(max_queued=1))
