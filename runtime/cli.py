@@ -17,6 +17,7 @@ from rich.table import Table
 
 from stoker.runtime.commands.hosts import hosts as list_hosts
 from stoker.runtime.commands.jobs import jobs
+from stoker.runtime.commands.simulate import simulate
 from stoker.runtime.commands.tenants import tenants
 from stoker.runtime.commands.terminal import (
     GATEWAY_URL,
@@ -44,6 +45,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=True, help="A self-hosted
 app.command("hosts")(list_hosts)
 app.add_typer(jobs, name="jobs")
 app.add_typer(tenants, name="tenants")
+app.command()(simulate)
 app.add_typer(prices, name="prices")
 app.command()(usage)
 

@@ -43,7 +43,7 @@ def decide(view: View) -> Decision:
     plans = {name: plan(at[name], placed[name], prices, failures.get(name, Failures())) for name in view.specs}
     keep = tuple(replica for each in plans.values() for replica in each.keep)
     add, unplaced = place(view, keep, [name for name, each in plans.items() for _ in range(each.missing)])
-    ordered = order(view, unplaced)
+    ordered, awaited = order(view, unplaced)
     empty = empty_since(view, {replica.host for replica in keep} | {host for _, host, _ in add})
     going = retired(view, ordered, empty)
     cases = {
@@ -60,7 +60,11 @@ def decide(view: View) -> Decision:
         retire=tuple(machine.id for machine in going),
         reasons={name: explain(view, case, ordered) for name, case in cases.items()},
         actions=tuple(actions(view, plans, add, ordered, going)),
-        memory=replace(view.memory, outlooks={name: each.count.outlook for name, each in plans.items()}, empty=empty),
+        memory=replace(
+            view.memory,
+            outlooks={name: replace(p.count.outlook, awaited=awaited.count(name)) for name, p in plans.items()},
+            empty=empty,
+        ),
     )
 
 

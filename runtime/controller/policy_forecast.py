@@ -16,6 +16,8 @@ from stoker.runtime.controller.policy_state import Outlook
 RATE_WINDOW_S = 20.0
 STEADY_S, SLOW_S = 60.0, 300.0
 SURPRISE, TREND = 2.5, 2.0
+SURGE_S, SURGE_KEPT = 5.0, 0.85
+MOST_RISE = 2.0
 MIN_SAMPLES = 8
 GRID = 1.02
 MANY_SERVERS = 1000.0
@@ -27,68 +29,105 @@ def average(before: float, sample: float, dt: float, window_s: float) -> float:
 
 
 def service_time(outlook: Outlook) -> float:
-    """Mean seconds that a job runs (J. Little, 1961: time running over jobs done); 0 until two were seen."""
-    return outlook.busy / outlook.drained if outlook.drained >= 2.0 else 0.0
+    """Mean seconds that a job runs, the longer one of lately and of when replicas were full: a batch slows down as it
+    grows. 0 until some were seen."""
+    return max(outlook.service_s, outlook.full_s)
 
 
-def current_rate(outlook: Outlook, fast: float) -> float:
-    """Arrivals per second now: over about a minute, unless the last seconds differ by more than chance allows."""
-    chance = math.sqrt(max(outlook.steady, 1 / RATE_WINDOW_S) / (2 * RATE_WINDOW_S))
-    return fast if abs(fast - outlook.steady) > SURPRISE * chance else outlook.steady
+def chance_of(rate: float) -> float:
+    """The standard deviation of the fast average of so many arrivals per second."""
+    return math.sqrt(max(rate, 1 / RATE_WINDOW_S) / (2 * RATE_WINDOW_S))
 
 
-def forecast_rate(outlook: Outlook, fast: float, ahead_s: float) -> float:
-    """Arrivals per second in `ahead_s`: the rate now plus its trend, where that is more than chance; at most double."""
-    now = current_rate(outlook, fast)
+def surges(fast: float, steady: float) -> bool:
+    """Whether the last seconds brought more than chance allows."""
+    return fast - steady > SURPRISE * chance_of(steady)
+
+
+def current_rate(outlook: Outlook) -> float:
+    """Arrivals per second now: over about a minute, unless the last seconds say otherwise: fewer at once, more only
+    when it lasts, since a batch that comes at once is soon over."""
+    fast, steady = outlook.fast, outlook.steady
+    lasts = outlook.at - outlook.surged >= SURGE_S and fast >= SURGE_KEPT * outlook.peak
+    if surges(fast, steady):
+        return fast if lasts else steady
+    return fast if steady - fast > SURPRISE * chance_of(steady) else steady
+
+
+def forecast_rate(outlook: Outlook, ahead_s: float) -> float:
+    """Arrivals per second in `ahead_s`: the rate now plus its trend, where that is more than chance; at most
+    `MOST_RISE` times the rate now."""
+    now = current_rate(outlook)
     lag, slow_lag = STEADY_S + RATE_WINDOW_S, SLOW_S + RATE_WINDOW_S
     chance = math.sqrt(outlook.slow / (2 * lag) + outlook.slow / (2 * slow_lag))
     rise = outlook.steady - outlook.slow
-    if rise <= TREND * chance:
+    if now == outlook.fast > outlook.steady:
+        ahead = now + (outlook.fast - outlook.steady) / STEADY_S * (RATE_WINDOW_S + ahead_s)
+    elif rise > TREND * chance:
+        ahead = now + rise / (slow_lag - lag) * (lag + ahead_s)
+    else:
         return now
-    since = RATE_WINDOW_S if now == fast else lag
-    return min(2 * now, now + rise / (slow_lag - lag) * (since + ahead_s))
+    return min(MOST_RISE * now, ahead)
 
 
-def staffing(load: float, room: int, patience: float, miss: float) -> int:
-    """Replicas of `room` servers each so that at most `miss` of the jobs wait longer than `patience` service times,
-    at an offered `load` (arrivals per service time)."""
+def staffing(load: float, room: int, patience: float, miss: float, worth: float) -> int:
+    """Replicas of `room` servers each so that at most `miss` of the jobs wait longer than `patience` service times, at
+    an offered `load` (arrivals per service time); but none that spares less than it costs, when each service time of a
+    replica costs as much as `1 / worth` jobs that wait too long."""
     if load <= 0:
         return 0
-    return _staffing(math.ceil(math.log(load) / math.log(GRID)), room, round(patience, 2), miss)
+    step = math.ceil(math.log(load) / math.log(GRID))
+    return _staffing(step, room, round(patience, 2), miss, float(f"{worth:.1e}"))
 
 
 @lru_cache(maxsize=65536)
-def _staffing(step: int, room: int, patience: float, miss: float) -> int:
+def _staffing(step: int, room: int, patience: float, miss: float, worth: float) -> int:
     load = GRID**step
     replicas = max(1, math.ceil(load / room))
     if load > MANY_SERVERS:
         return math.ceil((load + 2 * math.sqrt(load)) / room)
-    blocked, servers = 1.0, 0
+    before = 1.0
     while True:
-        while servers < replicas * room:
-            servers += 1
-            blocked = load * blocked / (servers + load * blocked)
-        spare = servers - load
-        if spare > 0:
-            waits = servers * blocked / (servers - load * (1 - blocked))
-            if waits * math.exp(-spare * patience) <= miss:
-                return replicas
-        replicas += 1
+        late = waiting_longer(load, replicas * room, patience)
+        if before < 1.0 and load * (before - late) * worth < 1.0:
+            return replicas - 1
+        if late <= miss:
+            return replicas
+        before, replicas = late, replicas + 1
 
 
-def worth_keeping(gaps: Sequence[float], age: float, worth_s: float) -> bool | None:
+def waiting_longer(load: float, servers: int, patience: float) -> float:
+    """The share of jobs of an M/M/s queue that wait longer than `patience` service times (Erlang's C formula)."""
+    if servers <= load:
+        return 1.0
+    blocked = 1.0
+    for server in range(1, servers + 1):
+        blocked = load * blocked / (server + load * blocked)
+    waits = servers * blocked / (servers - load * (1 - blocked))
+    return waits * math.exp(-(servers - load) * patience)
+
+
+def worth_keeping(gaps: Sequence[float], age: float, worth_s: float, again_s: float = math.inf) -> bool | None:
     """Whether a replica that has been idle for `age` should wait on: for some time ahead the chance of work is worth
-    the idle seconds. `worth_s`: idle seconds that an avoided cold start is worth. None: too few idle times were seen
-    that lasted so long."""
-    ahead = sorted(gap - age for gap in gaps if gap >= age)
+    the idle seconds. `worth_s`: idle seconds that an avoided cold start is worth; only work in less than `again_s` (and
+    a margin) counts: before later work it could be started anew. None: too few idle times were seen that lasted so
+    long."""
+    ahead = sorted(max(0.0, gap - age) for gap in gaps if gap >= age - margin_s(age))
     if len(ahead) < MIN_SAMPLES:
         return None
     waited = 0.0
     for index, wait in enumerate(ahead):
         waited += wait
+        if wait > again_s + margin_s(age):
+            return False
         if (index + 1) * worth_s >= waited + (len(ahead) - index - 1) * wait:
             return True
     return False
+
+
+def margin_s(age: float) -> float:
+    """How far idle times of about `age` are taken to be off."""
+    return max(5.0, 0.05 * age)
 
 
 def worth_waking(gaps: Sequence[float], age: float, load_s: float, worth_s: float) -> bool:
@@ -96,6 +135,6 @@ def worth_waking(gaps: Sequence[float], age: float, load_s: float, worth_s: floa
     ahead = sorted(gap for gap in gaps if gap >= age)
     if len(ahead) < MIN_SAMPLES:
         return False
-    window = max(5.0, 0.05 * age)
+    window = margin_s(age)
     due = bisect_left(ahead, age + load_s + window) - bisect_left(ahead, age + load_s)
     return due * worth_s > window * len(ahead)

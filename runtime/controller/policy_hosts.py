@@ -112,9 +112,9 @@ def fleet_of(view: View, pool: Pool) -> Fleet:
     return Fleet(pool, len(listed), coming, (booting + coming) * pool.room, blocked)
 
 
-def order(view: View, unplaced: Iterable[str]) -> list[Fleet]:
-    """The pools with the new hosts that replicas without a place need."""
-    found = fleets(view)
+def order(view: View, unplaced: Iterable[str]) -> tuple[list[Fleet], list[str]]:
+    """The pools with the new hosts that replicas without a place need, and the functions of those that get one."""
+    found, awaited = fleets(view), []
     for name in unplaced:
         fitting = [fleet for fleet in found if pool_fits(view.specs[name].gpu, fleet.pool.gpu, fleet.pool.devices)]
         waiting = next((fleet for fleet in fitting if fleet.seats > 0), None)
@@ -125,10 +125,11 @@ def order(view: View, unplaced: Iterable[str]) -> list[Fleet]:
             waiting.new += 1
             waiting.seats += waiting.pool.room
         waiting.seats -= 1
+        awaited.append(name)
     for fleet in found:
         if not fleet.blocked:
             fleet.new += max(0, fleet.pool.min_hosts - fleet.count)
-    return found
+    return found, awaited
 
 
 def empty_since(view: View, used: set[str]) -> dict[str, float]:

@@ -12,16 +12,18 @@ from statistics import median
 from stoker.runtime.controller.policy_forecast import (
     current_rate,
     forecast_rate,
+    margin_s,
     service_time,
     staffing,
     worth_keeping,
     worth_waking,
 )
-from stoker.runtime.controller.policy_memory import DEFAULT_LOAD_S, typical
+from stoker.runtime.controller.policy_memory import DEFAULT_LOAD_S, capacity, typical
 from stoker.runtime.controller.policy_state import Demand, Failures, Outlook, Placed, Rules, Timing
 from stoker.runtime.spec import FunctionSpec
 
 IN_MARGIN = 1.1
+BATCH_FILL = 0.75
 CALM_STARTS, CALM_S = 2.0, 60.0
 LEAST_IDLE_S = 5.0
 
@@ -78,13 +80,6 @@ class Count:
     outlook: Outlook
 
 
-def capacity(spec: FunctionSpec) -> int:
-    """Jobs that one replica runs at once."""
-    if spec.kind != "python":
-        return spec.model.max_seqs
-    return spec.concurrency * (spec.batch.max_size if spec.batch else 1)
-
-
 def bounded(spec: FunctionSpec, count: int) -> int:
     return min(spec.scaling.max_replicas, max(spec.scaling.min_replicas, count))
 
@@ -93,32 +88,38 @@ def wanted_replicas(at: Situation, current: int, starting: int) -> Count:
     """The number of replicas. Never below min or above max, and at least one while there is work; `current` ones
     (`starting` of them not ready yet) are only given up as the module says."""
     work = at.demand.work > 0
-    now, ahead = needs(at, current) if work else idle_needs(at, current)
+    now, ahead, late = needs(at, current) if work else (*idle_needs(at, current), 0)
     spare = at.spec.scaling.buffer_replicas if work else 0
     now, ahead = now + spare, max(now, ahead) + spare
-    highs = fall(at, ahead, current)
-    wanted = max(ahead, min(current, highs[0][1]) if now else 0)
+    highs = fall(at, ahead, late, current)
+    wanted = max(ahead, late, min(current, max(count for _, count in highs)) if now else 0)
     if starting or (work and (at.demand.queued or not at.service_s)):
         wanted = max(wanted, current)
-    outlook = replace(at.outlook, highs=highs, crest=max(at.outlook.crest, now) if work else at.outlook.crest)
-    wanted, floor = bounded(at.spec, wanted), bounded(at.spec, now)
+    crest = math.ceil((at.demand.queued + at.demand.running) / at.room)
+    outlook = replace(at.outlook, highs=highs, crest=max(at.outlook.crest, crest))
+    wanted, floor = bounded(at.spec, wanted), bounded(at.spec, max(now, late))
     return Count(wanted, pay(at, outlook, min(wanted, ahead) - floor))
 
 
-def needs(at: Situation, current: int) -> tuple[int, int]:
-    """While there is work: the replicas that it takes now, and that it will take when one more could be ready."""
+def needs(at: Situation, current: int) -> tuple[int, int, int]:
+    """While there is work: the replicas for the arrivals as they are, as they will be when one more could be ready,
+    and for the jobs that wait already."""
     jobs = at.demand.queued + at.demand.running
     if not at.service_s or at.spec.scaling.target_queue:
-        return max(1, math.ceil(jobs / at.room)), 0
-    rate = current_rate(at.outlook, at.demand.arrived_per_s)
-    now = max(1, staff(at, rate), overdue(at, rate, current))
+        return max(1, math.ceil(jobs / at.room)), 0, 0
+    rate = current_rate(at.outlook)
+    now, late = max(1, staff(at, rate)), overdue(at, rate, current)
     if at.outlook.credit_usd <= 0 and at.price_per_h:
-        return now, 0
-    return now, staff(at, forecast_rate(at.outlook, at.demand.arrived_per_s, at.start_s))
+        return now, 0, late
+    return now, staff(at, forecast_rate(at.outlook, at.start_s)), late
 
 
 def staff(at: Situation, rate: float) -> int:
-    return staffing(rate * at.service_s, at.room, at.patience_s / at.service_s, 1 - at.rules.attainment)
+    """Batches slow down as they grow: until it is known how much, they are planned to be filled in part."""
+    guess = at.spec.kind != "python" and not at.outlook.full_s
+    room = max(1, int(at.room * BATCH_FILL)) if guess else at.room
+    worth = at.rules.cold_weight * at.again_s / at.service_s if at.price_per_h else math.inf
+    return staffing(rate * at.service_s, room, at.patience_s / at.service_s, 1 - at.rules.attainment, worth)
 
 
 def overdue(at: Situation, rate: float, current: int) -> int:
@@ -136,28 +137,37 @@ def overdue(at: Situation, rate: float, current: int) -> int:
 def idle_needs(at: Situation, current: int) -> tuple[int, int]:
     """Without work: as long as waiting is worth it, one replica (all, where their use isn't known yet); and those that
     a forecast wants beyond the idle timeout."""
-    age, gaps, worth = at.demand.idle_s, at.outlook.gaps, at.rules.cold_weight * at.again_s
-    affordable = at.price_per_h > 0 and at.outlook.credit_usd > 0
+    age, gaps, worth = at.now - at.outlook.came, at.outlook.gaps, at.rules.cold_weight * at.again_s
+    budget = at.rules.prewarm_usd_per_h
     if current == 0:
-        wake = affordable and not math.isinf(age) and worth_waking(gaps, age, at.start_s, worth)
-        return 0, round(median(at.outlook.crests or (1,))) if wake else 0
-    keep = worth_keeping(gaps, age, worth) if at.price_per_h else None
-    if age >= at.spec.scaling.idle_timeout_s:
-        return 0, current if keep and affordable else 0
-    if keep is False and age >= LEAST_IDLE_S:
+        wake = at.price_per_h and not math.isinf(age) and worth_waking(gaps, age, at.start_s, worth)
+        return 0, min(round(median(at.outlook.crests or (1,))), affordable(at, age)) if wake else 0
+    lent = at.price_per_h > 0 and budget > 0 and at.outlook.credit_usd > -budget
+    keep = worth_keeping(gaps, age, worth, at.again_s if lent else math.inf) if at.price_per_h else None
+    if at.demand.idle_s >= at.spec.scaling.idle_timeout_s:
+        return 0, current if keep and lent else 0
+    if keep is False and at.demand.idle_s >= LEAST_IDLE_S:
         return 0, 0
     return (1 if at.service_s else current), 0
 
 
-def fall(at: Situation, need: int, current: int) -> tuple[tuple[float, int], ...]:
-    """The falling maxima of the needs of the last while, the highest first: what decides that a replica may go. A
-    little more than the need is held, so that noise about a threshold changes nothing."""
+def affordable(at: Situation, age: float) -> int:
+    """Replicas whose start and wait the budget pays for."""
+    return max(0, int(at.outlook.credit_usd * 3600 / (at.price_per_h * (at.start_s + margin_s(age)))))
+
+
+def fall(at: Situation, need: int, late: int, current: int) -> tuple[tuple[float, int], ...]:
+    """The needs of the last while and until when they hold: what decides that a replica may go. A little more than
+    the need is held, so that noise about a threshold changes nothing; what only a backlog took, not for long."""
     if at.service_s and at.demand.work:
-        rate = IN_MARGIN * current_rate(at.outlook, at.demand.arrived_per_s)
-        need = max(need, min(current, staff(at, rate)))
-    horizon = at.now - max(CALM_S, CALM_STARTS * at.again_s)
-    before = at.outlook.highs or ((at.now, current),)
-    return (*((when, count) for when, count in before if when >= horizon and count > need), (at.now, need))
+        need = max(need, min(current, staff(at, IN_MARGIN * current_rate(at.outlook))))
+    holds = at.now + max(CALM_S, CALM_STARTS * at.again_s)
+    before = at.outlook.highs or ((holds, current),)
+    kept = [(until, count) for until, count in before if until > at.now and count > need]
+    if late > need:
+        kept = [(until, count) for until, count in kept if count > late or until > at.now + CALM_S]
+        kept.append((at.now + CALM_S, late))
+    return (*kept, (holds, need))
 
 
 def pay(at: Situation, outlook: Outlook, ahead: int) -> Outlook:
@@ -184,7 +194,9 @@ def plan(at: Situation, placed: tuple[Placed, ...], prices: Mapping[str, float],
     current = [r for r in serving if r.version == at.spec.version]
     # An older version helps out; one of a function that was deleted in between, and made anew, must not.
     outdated = [r for r in serving if r.version != at.spec.version and r.born == at.spec.born]
-    count = wanted_replicas(at, max(len(current), len(outdated)), sum(replica.starting for replica in current))
+    awaited = at.outlook.awaited
+    starting = sum(replica.starting for replica in current) + awaited
+    count = wanted_replicas(at, max(len(current) + awaited, len(outdated)), starting)
     stay = sorted(current, key=lambda r: (r.state != "ready", prices[r.host], -r.inflight))[: count.wanted]
     missing = max(0, count.wanted - len(stay))
     if missing and failed.version == at.spec.version and at.now < failed.retry_at:

@@ -111,23 +111,40 @@ class Failures:
     error: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen only because one is made anew at every decision, and making a frozen one takes three times as long.
+@dataclass(slots=True)
 class Outlook:
-    """What is remembered of one function between decisions. Rates are per second, over about a minute (`steady`) and
-    five (`slow`); `busy` and `drained` give the service time; `gaps` are the last idle times before new work, `crests`
-    the replicas that the work after them took; `highs` the falling maxima of the recent needs."""
+    """What is remembered of one function between decisions. Arrivals per second are over about 20 s (`fast`), a minute
+    (`steady`) and five (`slow`), as the queue `told` last; `woke` is when they began after a pause, `surged` since when
+    the fast average is far above the steady one, and `peak` the most it then was. `busy_s` and `done`
+    are seconds of running and jobs done lately, `service_s` what they say of one job, `full_s` the same while all
+    `seats` were taken, as they are for `crowded_s` now. `came` is when work came last, `gaps` are the last times
+    between work and new work, `crests` the replicas that the work then took. `highs` are the falling maxima of the
+    recent needs with the time until which they hold; `awaited` counts replicas whose host boots."""
 
     at: float = -math.inf
+    fast: float = 0.0
     steady: float = 0.0
     slow: float = 0.0
-    busy: float = 0.0
-    drained: float = 0.0
-    idle_from: float | None = None
+    woke: float = -math.inf
+    surged: float = math.inf
+    peak: float = 0.0
+    drain_woke: float = -math.inf
+    busy_s: float = 0.0
+    done: float = 0.0
+    service_s: float = 0.0
+    full_s: float = 0.0
+    crowded_s: float = 0.0
+    seats: int = 0
+    told: float = 0.0
+    came: float = -math.inf
+    idle: bool = True
     gaps: tuple[float, ...] = ()
     crests: tuple[int, ...] = ()
     crest: int = 0
     highs: tuple[tuple[float, int], ...] = ()
     loads: tuple[float, ...] = ()
+    awaited: int = 0
     credit_usd: float = 0.0
 
 
@@ -145,13 +162,14 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """`attainment`: the share of requests that should start within the function's SLO (`ttft_s` where it has none).
-    `cold_weight`: one second of cold start is worth that many seconds of an idle replica. `prewarm_usd_per_h` bounds,
+    """`attainment`: the share of requests that should start within the function's SLO (`ttft_s` where it has none), and
+    beyond which no replica is added. `cold_weight`: one second of cold start is worth that many seconds of an idle
+    replica, and a missed SLO as much as a cold start. `prewarm_usd_per_h` bounds,
     for each function, what replicas may cost that only a forecast asked for."""
 
-    attainment: float = 0.99
+    attainment: float = 0.998
     ttft_s: float = 1.0
-    cold_weight: float = 20.0
+    cold_weight: float = 5.0
     prewarm_usd_per_h: float = 0.5
     host_idle_s: float = 30.0
 
