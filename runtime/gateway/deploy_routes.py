@@ -162,13 +162,11 @@ def spec_of(caller: Caller, name: str, body: Mapping[str, Any]) -> FunctionSpec:
 
 
 async def check_parts(gateway: Gateway, spec: FunctionSpec) -> PromptEncoder | None:
-    """That what the spec points at exists and can be read; returns what was read of a language model."""
-    if spec.kind == "embed":
-        raise bad_request("Functions of kind 'embed' can't be served yet.", param="spec.kind")
+    """That what the spec points at exists and can be read; returns what was read of a language model or encoder."""
     if spec.kind == "python":
         return await check_code(gateway, spec)
     try:
-        return await gateway.prompts.load(spec.weights)
+        return await gateway.prompts.load(spec.weights, spec.kind)
     except ColdStartError as error:
         raise bad_request(
             f"The weights can't be used: {error}.", param="spec.weights", code=type(error).__name__

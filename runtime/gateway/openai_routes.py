@@ -85,11 +85,15 @@ async def prompt_ids(incoming: Incoming, encoder: PromptEncoder, request: ChatRe
 
 async def list_models(incoming: Incoming) -> Response:
     functions = (await incoming.gateway.registry.visible(incoming.caller)).values()
-    return Json({"object": "list", "data": [model_object(spec) for spec in functions if spec.kind == "llm"]})
+    return Json({"object": "list", "data": [model_object(spec) for spec in functions if spec.kind != "python"]})
 
 
 async def get_model(incoming: Incoming) -> Response:
-    return Json(model_object(await language_model(incoming, incoming.path("model"))))
+    name = incoming.path("model")
+    spec = await incoming.gateway.registry.find(incoming.caller, name, param="model")
+    if spec.kind == "python":
+        raise not_found(f"'{name}' is not a model.", code="model_not_found", param="model")
+    return Json(model_object(spec))
 
 
 def model_object(spec: FunctionSpec) -> ModelObject:

@@ -5,7 +5,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -14,6 +14,7 @@ from stoker.coldstart.failures import ManifestInvalid
 from stoker.coldstart.headers import read_or_describe
 from stoker.coldstart.manifest import read_documents
 from stoker.coldstart.store import open_store
+from stoker.runtime.architecture import CONFIG, TEXT_LIMITS, decoder_family, encoder_family
 from stoker.runtime.gateway.chat_template import (
     ChatTemplate,
     Message,
@@ -21,28 +22,31 @@ from stoker.runtime.gateway.chat_template import (
     named_tokens,
     template_source,
 )
-from stoker.runtime.spec import FunctionSpec
+from stoker.runtime.spec import FunctionSpec, Kind
 
 KEPT_MODELS = 32
 DOCUMENTS = (
-    "config.json",
+    CONFIG,
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    TEXT_LIMITS,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What admission needs to know about a model; `defaults` are generation_config.json's sampling parameters."""
+    """What admission needs to know about a model; `defaults` are generation_config.json's sampling parameters, and
+    `dimension` is that of an encoder's vectors."""
 
     revision: str
     context: int
     vocabulary: int
     stop_ids: tuple[int, ...]
     defaults: Mapping[str, float]
+    dimension: int = 0
 
 
 class PromptEncoder:
@@ -50,13 +54,15 @@ class PromptEncoder:
 
     def __init__(self, documents: Mapping[str, bytes], revision: str) -> None:
         """Raises ManifestInvalid when a document that every model has is missing or can't be read."""
-        config = document(documents, "config.json")
+        config = document(documents, CONFIG)
         generation = document(documents, "generation_config.json", required=False)
         settings = document(documents, "tokenizer_config.json", required=False)
         special = document(documents, "special_tokens_map.json", required=False)
         self._tokenizer = read_tokenizer(documents)
         tokens = named_tokens(settings, special)
-        self.facts = model_facts(revision, config, generation, self._tokenizer.token_to_id(tokens.get("eos_token", "")))
+        facts = model_facts(revision, config, generation, self._tokenizer.token_to_id(tokens.get("eos_token", "")))
+        longest = document(documents, TEXT_LIMITS, required=False).get("max_seq_length") or facts.context
+        self.facts = replace(facts, context=min(longest, facts.context))
         source = template_source(settings, documents.get("chat_template.jinja"))
         self._template = ChatTemplate(source, tokens) if source else None
 
@@ -69,6 +75,10 @@ class PromptEncoder:
     def text(self, prompt: str) -> list[int]:
         """Whether a BOS token comes first is tokenizer.json's decision, as in transformers."""
         return self._tokenizer.encode(prompt, add_special_tokens=True).ids
+
+    def texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Several at once, on all cores."""
+        return [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts), add_special_tokens=True)]
 
 
 def read_tokenizer(documents: Mapping[str, bytes]) -> Tokenizer:
@@ -109,6 +119,7 @@ def model_facts(
         vocabulary=config["vocab_size"],
         stop_ids=tuple(sorted(stop_ids)),
         defaults={name: generation[name] for name in sampling if generation.get(name) is not None},
+        dimension=config.get("hidden_size") or 0,
     )
 
 
@@ -118,11 +129,15 @@ def id_list(value: int | Sequence[int] | None) -> Sequence[int]:
     return (value,) if isinstance(value, int) else value
 
 
-def load_encoder(weights: str) -> PromptEncoder:
-    """Blocking; raises ColdStartError or ValueError (a bad URL)."""
+def load_encoder(weights: str, kind: Kind = "llm") -> PromptEncoder:
+    """Blocking; raises ColdStartError, also for a model that functions of this kind can't serve, or ValueError (a bad
+    URL)."""
     store = open_store(weights)
     manifest = read_or_describe(store)
-    return PromptEncoder(read_documents(store, manifest, DOCUMENTS), manifest.revision)
+    documents = read_documents(store, manifest, DOCUMENTS)
+    check_family = encoder_family if kind == "embed" else decoder_family
+    check_family(document(documents, CONFIG))
+    return PromptEncoder(documents, manifest.revision)
 
 
 class PromptEncoders:
@@ -135,7 +150,7 @@ class PromptEncoders:
     async def get(self, spec: FunctionSpec) -> PromptEncoder:
         key = (spec.weights, spec.version)
         if key not in self._loads or failed(self._loads[key]):
-            self._loads[key] = self.load(spec.weights)
+            self._loads[key] = self.load(spec.weights, spec.kind)
         self._loads.move_to_end(key)
         while len(self._loads) > KEPT_MODELS:
             self._loads.popitem(last=False)
@@ -147,8 +162,8 @@ class PromptEncoders:
         loaded.set_result(encoder)
         self._loads[spec.weights, spec.version] = loaded
 
-    def load(self, weights: str) -> asyncio.Future[PromptEncoder]:
-        load = asyncio.get_running_loop().run_in_executor(self._pool, load_encoder, weights)
+    def load(self, weights: str, kind: Kind) -> asyncio.Future[PromptEncoder]:
+        load = asyncio.get_running_loop().run_in_executor(self._pool, load_encoder, weights, kind)
         load.add_done_callback(failed)
         return load
 
@@ -157,6 +172,9 @@ class PromptEncoders:
 
     async def text(self, encoder: PromptEncoder, prompt: str) -> list[int]:
         return await asyncio.get_running_loop().run_in_executor(self._pool, encoder.text, prompt)
+
+    async def texts(self, encoder: PromptEncoder, texts: Sequence[str]) -> list[list[int]]:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, encoder.texts, texts)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -22,6 +22,7 @@ from stoker.queue.events import Bells
 from stoker.runtime.settings import Settings
 from stoker.runtime.spec import FunctionSpec
 from stoker.runtime.worker.devices import find_devices, gpu_facts
+from stoker.runtime.worker.embed_replica import EmbedReplica
 from stoker.runtime.worker.function_replica import FunctionReplica
 from stoker.runtime.worker.host import Host, log_path
 from stoker.runtime.worker.instance import Identity, InstanceMetadata, NoMetadata, Notice
@@ -137,7 +138,8 @@ class Agent:
         start = Start(record.get("failed_before", 0), record.get("relieves", False))
         if spec.kind == "python":
             return FunctionReplica(id, spec, self._host, start)
-        return LlmReplica(id, spec, self._host, start, record["device"])
+        kind = EmbedReplica if spec.kind == "embed" else LlmReplica
+        return kind(id, spec, self._host, start, record["device"])
 
     def _stop(self, id: str, finish: bool = False) -> None:
         """`finish`: whatever it holds is waited for, unless the host itself has to go."""
@@ -186,6 +188,7 @@ class Agent:
 
     async def _drain(self) -> None:
         replicas = [replica for replica in self._replicas.values() if replica.state != "failed"]
+        await self._host.parking.close()
         beats = asyncio.create_task(self._forever(self._beat, self._host.settings.lease_ms / 3000))
         try:
             await asyncio.gather(*(replica.stop(DRAIN_S) for replica in replicas), return_exceptions=True)

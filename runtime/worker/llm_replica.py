@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,6 +15,7 @@ from stoker.coldstart.headers import read_or_describe
 from stoker.coldstart.manifest import Manifest, read_documents
 from stoker.coldstart.store import ObjectStore, open_store
 from stoker.queue.records import Claim, pack
+from stoker.runtime.architecture import CONFIG, POOLING
 from stoker.runtime.spec import FunctionSpec
 from stoker.runtime.wire import Frame
 from stoker.runtime.worker.answer import Answer, LogprobEntry
@@ -21,11 +23,14 @@ from stoker.runtime.worker.deltas import Delta, chunk_of, job_of, request_id
 from stoker.runtime.worker.engine_link import EngineDied, EngineLink, ModelPort
 from stoker.runtime.worker.host import Host
 from stoker.runtime.worker.kernel_store import EngineKernels
+from stoker.runtime.worker.parking import Parked, parking_name
 from stoker.runtime.worker.pieces import Pieces
 from stoker.runtime.worker.replica import Record, Replica, Start, StartFailed, cold_start_record
-from stoker.runtime.worker.weights_feed import WeightsFeed
+from stoker.runtime.worker.weights_feed import WeightsFeed, settle
 
-ENGINE_DOCUMENTS = ("config.json", "generation_config.json")
+ENGINE_DOCUMENTS = (CONFIG, "generation_config.json", POOLING)
+
+log = logging.getLogger("stoker.worker")
 
 
 class LlmReplica(Replica):
@@ -43,11 +48,15 @@ class LlmReplica(Replica):
         self._keeping: asyncio.Task[None] | None = None
         self._accepting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._reading_tokenizer: asyncio.Task[Tokenizer] | None = None
+        self._parked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._reading_tokenizer: asyncio.Future[Tokenizer] | None = None
         self._tokenizer: Tokenizer | None = None
         self._tokenizer_given = False
         self._pieces: Pieces | None = None
         self._total_bytes = 0
+        self._parameter_bytes = 0
+        self._parking_name = ""
+        self._place: Parked | None = None
 
     async def load(self) -> None:
         """Until requests may be sent: the rest of the weights arrives while the first of them is computed, and no token
@@ -79,8 +88,14 @@ class LlmReplica(Replica):
     async def _load_weights(self) -> None:
         self.state = "loading"
         with self.timeline.phase("manifest"):
-            store, manifest, documents = await asyncio.to_thread(read_model, self.spec.weights)
+            store, manifest = await asyncio.to_thread(read_model, self.spec.weights)
         self._total_bytes = manifest.total_bytes
+        self._parking_name = parking_name(manifest.revision, self.spec.model)
+        if parked := await self.host.parking.borrow(self._parking_name, self._engine):
+            await self._load_parked(parked)
+            return
+        with self.timeline.phase("documents"):
+            documents = await asyncio.to_thread(read_with_tokenizer, store, manifest)
         sources = self.host.sources
         peers = await sources.peers(store, manifest)
         self._feed = feed = await asyncio.to_thread(
@@ -98,6 +113,20 @@ class LlmReplica(Replica):
         await self._finish_load(feed)
         await sources.loaded(store, manifest)
         self._keeping = asyncio.create_task(kernels.keep())
+
+    async def _load_parked(self, parked: Parked) -> None:
+        self._place = parked
+        self._reading_tokenizer = asyncio.get_running_loop().create_future()
+        self._reading_tokenizer.set_result(parked.tokenizer)
+        try:
+            self._entering = asyncio.create_task(self._engine.enter())
+            await self._entering
+            self._engine.open(self.id, ModelPort(self._on_frame, self._on_gone))
+            self._engine.send({"t": "unpark", "model": self.id, "name": parked.name})
+            await self._loaded
+        except (StartFailed, EngineDied):
+            self.host.parking.discard(parked)
+            raise
 
     async def _finish_load(self, feed: WeightsFeed) -> None:
         fetched = feed.connect(self._engine, self.id)
@@ -123,11 +152,34 @@ class LlmReplica(Replica):
             await asyncio.gather(self._arriving, return_exceptions=True)
         if self._keeping:
             await self._keeping
+        is_parked = await self._park()
         self._engine.close(self.id)
         if self._entering and succeeded(self._entering):
             with contextlib.suppress(EngineDied):
-                self._engine.send({"t": "unload", "model": self.id})
+                if not is_parked:
+                    self._engine.send({"t": "unload", "model": self.id})
             await self._engine.leave()
+        if self._place:
+            self.host.parking.give_back(self._place)
+
+    async def _park(self) -> bool:
+        """Moves an idle model into host memory, if there is room; False: it is still on the device."""
+        parking = self.host.parking
+        if self.state != "draining" or not succeeded(self._loaded) or not parking.seconds(self._device):
+            return False
+        assert self._tokenizer is not None
+        offer = (self._parking_name, self._engine, self._tokenizer, self._parameter_bytes)
+        self._place = self._place or parking.offer(*offer)
+        if self._place is None:
+            return False
+        try:
+            self._engine.send({"t": "park", "model": self.id, "name": self._place.name})
+            await self._parked
+            self._place.made.set()
+        except EngineDied as error:
+            log.warning("model %s is not parked: %s", self.id, error)
+            parking.discard(self._place)
+        return True
 
     async def take_work(self) -> None:
         if self._arriving and self._arriving.done():
@@ -196,10 +248,13 @@ class LlmReplica(Replica):
             case "slot_free" if self._feed:
                 self._feed.release(frame["slot"])
             case "ready" if not self._accepting.done():
+                self._parameter_bytes = frame["facts"]["parameter_bytes"]
                 self._accepting.set_result(None)
             case "loaded" if not self._loaded.done():
                 self.timeline.extend([*(self._feed.phases() if self._feed else []), *frame["phases"]])
                 self._loaded.set_result(None)
+            case "parked" if not self._parked.done():
+                settle(self._parked, EngineDied(frame["error"]) if frame["error"] else None)
             case "load_error" if not self._loaded.done():
                 self._loaded.set_exception(StartFailed(frame["error"]))
 
@@ -253,6 +308,8 @@ class LlmReplica(Replica):
 
     def _on_gone(self, reason: str) -> None:
         self._answers.clear()
+        settle(self._parked, EngineDied(reason))
+        self._parked.exception()
         if not self._loaded.done():
             self._loaded.set_exception(EngineDied(reason))
         else:
@@ -263,15 +320,19 @@ def failed(future: asyncio.Future[Any]) -> bool:
     return future.done() and not future.cancelled() and future.exception() is not None
 
 
-def succeeded(task: asyncio.Task[Any]) -> bool:
+def succeeded(task: asyncio.Future[Any]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is None
 
 
-def read_model(url: str) -> tuple[ObjectStore, Manifest, dict[str, bytes]]:
-    """The store, the manifest and the small documents of a published model. Raises ColdStartError."""
+def read_model(url: str) -> tuple[ObjectStore, Manifest]:
+    """The store and the manifest of a published model. Raises ColdStartError."""
     store = open_store(url)
-    manifest = read_or_describe(store)
+    return store, read_or_describe(store)
+
+
+def read_with_tokenizer(store: ObjectStore, manifest: Manifest) -> dict[str, bytes]:
+    """The small documents of a published model. Raises ColdStartError."""
     documents = read_documents(store, manifest)
     if "tokenizer.json" not in documents:
-        raise ColdStartError(f"{url}/tokenizer.json", None, "the model was published without a tokenizer")
-    return store, manifest, documents
+        raise ColdStartError(f"{store.url}/tokenizer.json", None, "the model was published without a tokenizer")
+    return documents
