@@ -19,7 +19,10 @@ class Settings:
     where an EC2 instance learns about itself. A pool's host is given back after `host_idle_s` without a replica.
 
     Weights from a bucket are kept in `cache_dir` (by default in `data_dir`), up to `cache_gb` (0: none); with a
-    `peer_port` other hosts of the deployment may fetch them there."""
+    `peer_port` other hosts of the deployment may fetch them there.
+
+    A model that nobody asks for any more stays in its host's memory for `park_s` more seconds (None: 300 for one on a
+    GPU, 0 on a CPU); all such models take up to `park_gb` (0: half of the host's memory)."""
 
     data_dir: Path
     redis_url: str = ""
@@ -35,6 +38,8 @@ class Settings:
     cache_dir: Path | None = None
     cache_gb: float = 50.0
     peer_port: int = 0
+    park_s: float | None = None
+    park_gb: float = 0.0
 
     @property
     def store(self) -> str:
@@ -54,7 +59,8 @@ class Settings:
 
 def from_environment() -> Settings:
     """STOKER_DATA, STOKER_REDIS, STOKER_STORE, STOKER_LEASE_MS, STOKER_LOG_LEVEL, STOKER_SECRET, STOKER_AUTH,
-    STOKER_CLUSTER, STOKER_POOL, STOKER_HOST_IDLE_S, STOKER_CACHE, STOKER_CACHE_GB, STOKER_PEER_PORT, and
+    STOKER_CLUSTER, STOKER_POOL, STOKER_HOST_IDLE_S, STOKER_CACHE, STOKER_CACHE_GB, STOKER_PEER_PORT,
+    STOKER_PARK_S, STOKER_PARK_GB, and
     AWS_EC2_METADATA_SERVICE_ENDPOINT as boto3 knows it."""
     return Settings(
         data_dir=Path(os.environ.get("STOKER_DATA", ".stoker")).resolve(),
@@ -71,6 +77,8 @@ def from_environment() -> Settings:
         cache_dir=Path(cache).resolve() if (cache := os.environ.get("STOKER_CACHE", "")) else None,
         cache_gb=float(os.environ.get("STOKER_CACHE_GB", "50")),
         peer_port=int(os.environ.get("STOKER_PEER_PORT", "0")),
+        park_s=float(seconds) if (seconds := os.environ.get("STOKER_PARK_S", "")) else None,
+        park_gb=float(os.environ.get("STOKER_PARK_GB", "0")),
     )
 
 
@@ -90,5 +98,7 @@ def to_environment(settings: Settings) -> dict[str, str]:
         "STOKER_CACHE": str(settings.cache_folder),
         "STOKER_CACHE_GB": str(settings.cache_gb),
         "STOKER_PEER_PORT": str(settings.peer_port),
+        "STOKER_PARK_S": "" if settings.park_s is None else str(settings.park_s),
+        "STOKER_PARK_GB": str(settings.park_gb),
         "AWS_EC2_METADATA_SERVICE_ENDPOINT": settings.metadata_url,
     }

@@ -64,6 +64,10 @@ class EngineLink:
             started.add_done_callback(self._leave_later)
             raise
 
+    def hold(self) -> None:
+        """One more use of a process that is there. Pair with `leave`."""
+        self._users += 1
+
     async def leave(self) -> None:
         """Gives up one use; the last one stops the process, so that an idle host holds no device memory."""
         self._users -= 1

@@ -13,6 +13,7 @@ from stoker.queue.events import Bells
 from stoker.runtime.settings import Settings
 from stoker.runtime.worker.engine_link import EngineLink
 from stoker.runtime.worker.kernel_store import KernelStore, gpu_model
+from stoker.runtime.worker.parking import Parking
 from stoker.runtime.worker.weight_sources import WeightSources
 from stoker.runtime.worker.zygote_link import ZygoteLink
 
@@ -45,6 +46,10 @@ class Host:
     @cached_property
     def store(self) -> ObjectStore:
         return open_store(self.settings.store)
+
+    @cached_property
+    def parking(self) -> Parking:
+        return Parking(self.settings)
 
     def engine(self, device: str) -> EngineLink:
         if device not in self.engines:
