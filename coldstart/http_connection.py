@@ -1,19 +1,24 @@
-"""A keep-alive HTTP/1.1 connection that receives bodies straight into the caller's memory."""
+"""A keep-alive HTTP/1.1 connection that receives bodies straight into the caller's memory. GET only; what a load needs
+of the protocol and no more, because http.client's parsing alone limits one process to a few GB/s."""
 
 import http.client
 import math
-import select
 import socket
 import ssl
 import struct
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from stoker.coldstart.store import ReadWatch
 
-# How long a blocked receive may ignore `ReadWatch.stop`.
+MAX_HEAD_BYTES = 64 << 10
+HEAD_BYTES = 2 << 10
+LAST_CHUNK = b"0\r\n\r\n"
+# How long a blocked call may ignore `ReadWatch.stop`.
 SLICE_S = 0.25
+DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class Patience(NamedTuple):
@@ -30,6 +35,32 @@ class Origin(NamedTuple):
     host: str
     port: int
 
+    @property
+    def authority(self) -> str:
+        """As the Host header has it, which signatures cover."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
+
+
+@dataclass(slots=True)
+class Response:
+    """Status and headers (names in lower case); `rest` is what came of the body with them."""
+
+    status: int
+    headers: dict[str, str]
+    rest: bytes
+    keeps_open: bool
+
+    @property
+    def length(self) -> int | None:
+        """The body's announced length; None when it is chunked or ends with the connection."""
+        text = self.headers.get("content-length", "")
+        return int(text) if text.isascii() and text.isdigit() and not self.chunked else None
+
+    @property
+    def chunked(self) -> bool:
+        return "chunked" in self.headers.get("transfer-encoding", "").lower()
+
 
 class Stalled(OSError):
     """Nothing arrived for too long."""
@@ -44,15 +75,11 @@ class HttpConnection:
 
     def __init__(self, origin: Origin, tls: ssl.SSLContext | None, patience: Patience) -> None:
         self.origin = origin
-        self._patience = patience
-        if origin.scheme == "https":
-            self._http = http.client.HTTPSConnection(origin.host, origin.port, timeout=patience.connect_s, context=tls)
-        else:
-            self._http = http.client.HTTPConnection(origin.host, origin.port, timeout=patience.connect_s)
+        self._tls, self._patience = tls, patience
         self._socket: socket.socket | None = None
-        self._response: http.client.HTTPResponse | None = None
+        self._flags = 0
 
-    def request(self, target: str, headers: Mapping[str, str], watch: ReadWatch) -> http.client.HTTPResponse:
+    def request(self, target: str, headers: Mapping[str, str], watch: ReadWatch) -> Response:
         """Sends a GET and returns the response with its body unread. A reused connection that the server has closed
         meanwhile is opened again. Raises OSError, http.client.HTTPException or Cancelled."""
         reused = self._socket is not None
@@ -64,103 +91,135 @@ class HttpConnection:
                 raise
         return self._exchange(target, headers, watch)
 
-    def receive(self, response: http.client.HTTPResponse, into: memoryview, watch: ReadWatch) -> int:
-        """Fills `into` from the body and returns its length, or less when the body ended early. Raises OSError when
-        nothing arrived, and Cancelled."""
-        sock = self._socket
-        assert sock is not None
-        count = receive(sock, into, receive_buffered(sock, response, into), watch, self._patience)
-        response.close()
-        if response.will_close or count < len(into):
+    def receive(self, response: Response, into: memoryview, watch: ReadWatch) -> int:
+        """Fills `into`, which is as long as the announced body, and returns how much of it came before the connection
+        ended or stalled. Raises OSError when nothing did, and Cancelled."""
+        received = min(len(response.rest), len(into))
+        into[:received] = response.rest[:received]
+        watch.received += received
+        count = self._fill(into, received, watch)
+        if count < len(into) or not response.keeps_open:
             self.close()
         return count
 
+    def read(self, response: Response, limit: int, watch: ReadWatch) -> bytes:
+        """The first `limit` bytes of a small body, like an error's. The connection stays open only if that is all."""
+        length = limit if response.length is None else min(response.length, limit)
+        body, part = bytearray(response.rest), memoryview(bytearray(HEAD_BYTES))
+        while len(body) < length and not (response.chunked and body.endswith(LAST_CHUNK)):
+            count = self._receive_some(part, 0, time.monotonic() + self._patience.stall_s, watch)
+            if not count:
+                break
+            body += part[:count]
+        if len(body) != response.length or not response.keeps_open:
+            self.close()
+        return dechunked(bytes(body)) if response.chunked else bytes(body[:length])
+
     def close(self) -> None:
-        if self._response is not None:
-            self._response.close()
-        self._http.close()
-        self._socket = self._response = None
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = None
 
-    def _exchange(self, target: str, headers: Mapping[str, str], watch: ReadWatch) -> http.client.HTTPResponse:
-        sock = self._socket or self._connect()
-        sock.settimeout(self._patience.stall_s)
-        self._http.request("GET", target, headers=dict(headers))
-        wait_readable(sock, watch, self._patience.first_byte_s)
-        self._response = self._http.getresponse()
-        return self._response
-
-    def _connect(self) -> socket.socket:
-        self._http.connect()
-        self._socket = self._http.sock
+    def _exchange(self, target: str, headers: Mapping[str, str], watch: ReadWatch) -> Response:
+        if self._socket is None:
+            self._connect()
         assert self._socket is not None
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return self._socket
+        lines = [f"GET {target} HTTP/1.1", f"Host: {self.origin.authority}", "Accept-Encoding: identity"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        self._socket.sendall("\r\n".join([*lines, "", ""]).encode("latin-1"))
+        return self._receive_head(watch)
 
-
-def wait_readable(sock: socket.socket, watch: ReadWatch, patience_s: float) -> None:
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    deadline = time.monotonic() + patience_s
-    while not poll.poll(SLICE_S * 1000):
-        check_progress(deadline, watch)
-
-
-def receive_buffered(sock: socket.socket, response: http.client.HTTPResponse, into: memoryview) -> int:
-    """What the header parser has read past the headers."""
-    sock.settimeout(SLICE_S)
-    try:
-        return response.fp.readinto1(into)  # type: ignore[attr-defined]
-    except TimeoutError:
-        return 0
-
-
-def receive(sock: socket.socket, into: memoryview, received: int, watch: ReadWatch, patience: Patience) -> int:
-    """Wakes up at least once per slice to look at `watch`. Returns less than asked when the connection ended or
-    stalled after something had arrived; raises OSError when nothing had."""
-    flags = receive_flags(sock)
-    watch.received += received
-    end = time.monotonic() + patience.body_s
-    deadline = min(end, time.monotonic() + patience.stall_s)
-    while received < len(into):
-        rest = into[received:]
+    def _connect(self) -> None:
+        """Timeouts are the kernel's own, so that a plain socket can wait for a whole chunk in one call (MSG_WAITALL)
+        without the interpreter lock, and still looks at its watch once per slice. TLS sockets take no flags."""
+        sock = socket.create_connection(self.origin[1:], self._patience.connect_s)
         try:
-            count = receive_slice(sock, rest, flags)
-            if count is None:
-                check_progress(deadline, watch)
-                continue
-        except OSError:
-            if not received:
-                raise
-            break
-        if not count:
-            break
-        received, deadline = received + count, min(end, time.monotonic() + patience.stall_s)
-        watch.received += count
-        check_progress(deadline, watch)
-    return received
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.origin.scheme == "https":
+                assert self._tls is not None
+                sock = self._tls.wrap_socket(sock, server_hostname=self.origin.host)
+                sock.settimeout(SLICE_S)
+            else:
+                sock.settimeout(None)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, kernel_time(SLICE_S))
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, kernel_time(self._patience.stall_s))
+                self._flags = socket.MSG_WAITALL
+        except BaseException:
+            sock.close()
+            raise
+        self._socket = sock
+
+    def _receive_head(self, watch: ReadWatch) -> Response:
+        head, deadline = bytearray(), time.monotonic() + self._patience.first_byte_s
+        part = memoryview(bytearray(HEAD_BYTES))
+        while (end := head.find(b"\r\n\r\n")) < 0:
+            count = self._receive_some(part, 0, deadline, watch)
+            if not count and not head:
+                raise http.client.RemoteDisconnected("the server closed the connection without an answer")
+            if not count or len(head) > MAX_HEAD_BYTES:
+                raise http.client.IncompleteRead(bytes(head[:100]))
+            head += part[:count]
+        return parse_head(bytes(head[:end]), bytes(head[end + 4 :]))
+
+    def _fill(self, into: memoryview, received: int, watch: ReadWatch) -> int:
+        end = time.monotonic() + self._patience.body_s
+        while received < len(into):
+            deadline = min(end, time.monotonic() + self._patience.stall_s)
+            try:
+                count = self._receive_some(into[received:], self._flags, deadline, watch)
+            except OSError:
+                if not received:
+                    raise
+                break
+            if not count:
+                break
+            received += count
+            watch.received += count
+        return received
+
+    def _receive_some(self, into: memoryview, flags: int, deadline: float, watch: ReadWatch) -> int:
+        """At least one byte, or 0 at the connection's end. Raises Stalled after `deadline`, and Cancelled."""
+        assert self._socket is not None
+        while True:
+            if watch.stop.is_set():
+                raise Cancelled
+            try:
+                return self._socket.recv_into(into, len(into), flags)
+            except (BlockingIOError, TimeoutError):
+                if time.monotonic() > deadline:
+                    raise Stalled("nothing arrived for too long") from None
 
 
-def receive_slice(sock: socket.socket, into: memoryview, flags: int) -> int | None:
-    """None when nothing came within the slice."""
-    try:
-        return sock.recv_into(into, len(into), flags)
-    except (BlockingIOError, TimeoutError):
-        return None
+def parse_head(head: bytes, rest: bytes) -> Response:
+    """Raises http.client.BadStatusLine or HTTPException for what isn't an HTTP/1 response."""
+    first, *lines = head.decode("latin-1").split("\r\n")
+    version, _, status = first.partition(" ")
+    if not version.startswith("HTTP/1.") or not status[:3].isdigit():
+        raise http.client.BadStatusLine(first[:100])
+    headers = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not colon:
+            raise http.client.HTTPException(f"not a header line: {line[:100]!r}")
+        headers[name.lower()] = value.strip()
+    keeps_open = version != "HTTP/1.0" and headers.get("connection", "").lower() != "close"
+    return Response(int(status[:3]), headers, rest, keeps_open)
 
 
-def receive_flags(sock: socket.socket) -> int:
-    """MSG_WAITALL hands the whole wait to the kernel: one call per slice, without the interpreter lock. It needs a
-    blocking socket, so the slice is the kernel's own receive timeout. TLS sockets take no flags."""
-    if isinstance(sock, ssl.SSLSocket):
-        sock.settimeout(SLICE_S)
-        return 0
-    sock.settimeout(None)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(SLICE_S * 1e6)))
-    return socket.MSG_WAITALL
+def dechunked(body: bytes) -> bytes:
+    """The payload of a body in chunked transfer coding, as far as it is whole."""
+    payload, rest = b"", body
+    while True:
+        size, found, rest = rest.partition(b"\r\n")
+        try:
+            length = int(size.partition(b";")[0], 16)
+        except ValueError:
+            return payload
+        if not found or not length:
+            return payload
+        payload, rest = payload + rest[:length], rest[length + 2 :]
 
 
-def check_progress(deadline: float, watch: ReadWatch) -> None:
-    if watch.stop.is_set():
-        raise Cancelled
-    if time.monotonic() > deadline:
-        raise Stalled("nothing arrived for too long")
+def kernel_time(seconds: float) -> bytes:
+    """A struct timeval."""
+    return struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))

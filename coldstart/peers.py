@@ -17,6 +17,7 @@ from stoker.coldstart.store import ReadWatch
 PATIENCE = Patience(connect_s=0.5, first_byte_s=1.0, stall_s=1.0, body_s=5.0)
 READS_PER_PEER = 4
 MISSES = 3
+MAX_ERROR_BODY = 4 << 10
 
 log = logging.getLogger("stoker.coldstart")
 
@@ -97,10 +98,10 @@ class PeerSource:
         path = f"/{self._domain}/{chunk_name(chunk)}"
         response = connection.request(path, signed_now(self._key, path), watch)
         if response.status != http.client.OK:
-            response.read()
+            connection.read(response, MAX_ERROR_BODY, watch)
             return response.status
-        if response.headers.get("content-length") != str(len(into)):
-            raise http.client.HTTPException(f"it sent {response.headers.get('content-length')} bytes")
+        if response.length != len(into):
+            raise http.client.HTTPException(f"it sent {response.length} bytes")
         if connection.receive(response, into, watch) < len(into):
             raise http.client.IncompleteRead(b"", len(into))
         return response.status

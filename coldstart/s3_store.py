@@ -25,7 +25,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from botocore.httpsession import get_cert_path
 
 from stoker.coldstart.failures import ByteRange, FetchCancelled, ObjectTruncated, StoreUnavailable
-from stoker.coldstart.http_connection import Cancelled, HttpConnection, Origin, Patience
+from stoker.coldstart.http_connection import Cancelled, HttpConnection, Origin, Patience, Response
 from stoker.coldstart.retry import Transient, persist
 from stoker.coldstart.s3_failures import Access, answer_of, check_range_headers, client_failure, failure_of
 from stoker.coldstart.store import ObjectInfo, ReadWatch, checked_key
@@ -122,8 +122,8 @@ class S3Store:
         try:
             response = connection.request(f"{url.path}?{url.query}", headers, watch)
             if response.status != http.client.PARTIAL_CONTENT:
-                self._refuse(key, span, response)
-            check_range_headers(self._name(key), span, lower_case(response.headers), etag)
+                self._refuse(key, span, response, connection, watch)
+            check_range_headers(self._name(key), span, response.headers, etag)
             count = connection.receive(response, into, watch)
         except Cancelled as error:
             connection.close()
@@ -141,11 +141,13 @@ class S3Store:
             self._idle.append(connection)
         return count
 
-    def _refuse(self, key: str, span: ByteRange, response: http.client.HTTPResponse) -> None:
-        answer = answer_of(response.status, lower_case(response.headers), response.read(MAX_ERROR_BODY))
+    def _refuse(
+        self, key: str, span: ByteRange, response: Response, connection: HttpConnection, watch: ReadWatch
+    ) -> None:
         if response.status == http.client.OK:
             reason = f"the server ignored the byte range and sent the whole object; {self._access}"
             raise StoreUnavailable(self._name(key), span, reason)
+        answer = answer_of(response.status, response.headers, connection.read(response, MAX_ERROR_BODY, watch))
         # The next attempt signs anew: the token in this URL may be the one that has expired.
         self._signed.pop(key, None)
         raise failure_of(self._name(key), span, answer, self._access)
@@ -214,10 +216,6 @@ def configured_endpoint(session: botocore.session.Session) -> str:
     """From AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL or the profile, in the order that boto3 has."""
     names = (os.environ.get("AWS_ENDPOINT_URL_S3"), os.environ.get("AWS_ENDPOINT_URL"))
     return next(filter(None, names), "") or session.get_scoped_config().get("endpoint_url", "")
-
-
-def lower_case(headers: http.client.HTTPMessage) -> dict[str, str]:
-    return {name.lower(): value for name, value in headers.items()}
 
 
 def tls_context(session: botocore.session.Session) -> ssl.SSLContext:
