@@ -3,12 +3,14 @@ pooling that makes one vector of each (Sentence-BERT, arXiv 1908.10084)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from math import prod
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from stoker.coldstart.arrival import Arrival
+from stoker.coldstart.manifest import Manifest
 from stoker.kernels import ops
 from stoker.runtime.architecture import Pooling, encoder_family, pooling_mode
 from stoker.runtime.engine.config import required
@@ -93,6 +95,11 @@ class BertWeights:
         words, positions, types, scale, shift = (next(views) for _ in range(5))
         layers = [BertLayer(*(next(views) for _ in fields(BertLayer))) for _ in range(config.num_layers)]
         return cls(arena, targets, Arrival(1), words, positions, types, scale, shift, layers)
+
+
+def unused_sizes(manifest: Manifest) -> dict[str, int]:
+    """Elements of the stored tensors that nothing reads."""
+    return {entry.name: prod(entry.shape) for entry in manifest.tensors if entry.name in UNUSED}
 
 
 def layout(config: BertConfig, unused: Mapping[str, int]) -> Iterator[Parameter]:

@@ -67,6 +67,10 @@ class Embedder:
     def has_work(self) -> bool:
         return bool(self._requests)
 
+    @property
+    def arena(self) -> torch.Tensor:
+        return self._weights.arena
+
     def prepare_idle(self) -> bool:
         return False
 
@@ -122,7 +126,7 @@ class Embedder:
         return bert.embed(self.config, self._weights, ids, lengths).cpu().numpy()
 
     def _store(self, batch: Sequence[tuple[Running, int]], values: np.ndarray) -> list[Delta]:
-        finite: list[bool] = np.isfinite(values).all(axis=1).tolist()
+        finite = [bool(np.isfinite(value).all()) for value in values]
         done = self._fail({request for (request, _), fine in zip(batch, finite, strict=True) if not fine}, NON_FINITE)
         for (request, index), value in zip(batch, values, strict=True):
             request.values[index] = value

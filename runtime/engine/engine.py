@@ -105,6 +105,10 @@ class Engine:
         return earlier + deltas
 
     @property
+    def arena(self) -> torch.Tensor:
+        return self.runner.weights.arena
+
+    @property
     def grammars(self) -> "Grammars | None":
         """Set it, and requests may ask for a grammar."""
         return self.runner.grammars

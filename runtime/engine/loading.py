@@ -18,11 +18,16 @@ from stoker.coldstart.pinned import Registration
 from stoker.coldstart.ring import Ring
 from stoker.coldstart.timeline import Timeline
 from stoker.coldstart.upload import Uploader, copy_stream
+from stoker.runtime.architecture import ENCODERS, POOLING
+from stoker.runtime.engine import bert
+from stoker.runtime.engine.bert import BertConfig, BertWeights
 from stoker.runtime.engine.config import CONFIG, ModelConfig
+from stoker.runtime.engine.embedder import Embedder
 from stoker.runtime.engine.engine import Engine
 from stoker.runtime.engine.options import EngineOptions
 from stoker.runtime.engine.prefix import BLOCK_TOKENS
-from stoker.runtime.engine.weights import ModelWeights, arena_bytes, plan, stage_ends, stage_of, stages
+from stoker.runtime.engine.sizing import KVSize
+from stoker.runtime.engine.weights import ModelWeights, arena_bytes, plan, stage_ends, stage_of, stages, total_bytes
 
 GENERATION_CONFIG = "generation_config.json"
 
@@ -32,7 +37,7 @@ class Blueprint:
     """What a model is and how it is to be run; `options` are resolved."""
 
     manifest: Manifest
-    config: ModelConfig
+    config: ModelConfig | BertConfig
     options: EngineOptions
 
     @classmethod
@@ -43,6 +48,9 @@ class Blueprint:
 
     @property
     def arena_bytes(self) -> int:
+        if isinstance(self.config, BertConfig):
+            parameters = bert.layout(self.config, bert.unused_sizes(self.manifest))
+            return total_bytes(list(parameters), self.options.torch_dtype)
         return arena_bytes(self.config, self.options.torch_dtype)
 
 
@@ -112,13 +120,20 @@ class ModelLoad:
         start = time.monotonic_ns()
         if self._image:
             weights = self._weights
-            self._image.copy_to(weights.arena, stage_ends(self._config, weights), weights.arrival, moved)
+            self._image.copy_to(weights.arena, self._stage_ends(), weights.arrival, moved)
             self._upload_ns = [start, time.monotonic_ns()]
         elif self._source:
             self._source.deliver(place)
 
-    def build(self) -> Engine:
-        """The engine, ready for requests. Raises NotEnoughMemory when the KV cache doesn't fit."""
+    def build(self) -> Engine | Embedder:
+        """What runs requests, ready for them. Raises NotEnoughMemory when the KV cache doesn't fit."""
+        if isinstance(self._weights, BertWeights):
+            assert isinstance(self._config, BertConfig)
+            embedder = Embedder(self._config, self._options, self._weights)
+            with self.timeline.phase("warm up"):
+                embedder.warm_up()
+            return embedder
+        assert isinstance(self._config, ModelConfig)
         with self.timeline.phase("allocate KV cache") as facts:
             engine = Engine(self._config, self._options, self._weights, self._manifest.revision)
             facts["bytes"] = engine.kv.total_bytes
@@ -156,17 +171,28 @@ class ModelLoad:
             self._pin.release()
             self._pin = None
 
-    def _allocate(self) -> tuple[ModelWeights, Uploader]:
-        config, arrival = self._config, Arrival(stages(self._config))
+    def _allocate(self) -> tuple[ModelWeights | BertWeights, Uploader]:
+        config = self._config
         with self.timeline.phase("allocate weights") as facts:
-            weights = replace(plan(config, self._options), arrival=arrival)
-            uploader = Uploader(self._manifest, weights.targets, arrival, lambda name: stage_of(config, name))
+            if isinstance(config, BertConfig):
+                weights = BertWeights.plan(config, self._options, bert.unused_sizes(self._manifest))
+                uploader = Uploader(self._manifest, weights.targets, weights.arrival, lambda name: 0)
+            else:
+                weights = replace(plan(config, self._options), arrival=Arrival(stages(config)))
+                uploader = Uploader(self._manifest, weights.targets, weights.arrival, lambda n: stage_of(config, n))
             facts["bytes"] = weights.arena.nbytes
         return weights, uploader
 
-    def facts(self, engine: Engine) -> dict[str, Any]:
+    def _stage_ends(self) -> list[int]:
+        if isinstance(self._weights, BertWeights):
+            return [self._weights.arena.nbytes]
+        assert isinstance(self._config, ModelConfig)
+        return stage_ends(self._config, self._weights)
+
+    def facts(self, engine: Engine | Embedder) -> dict[str, Any]:
         """What is told of a model that is ready."""
         options = engine.options
+        kv = engine.kv if isinstance(engine, Engine) else KVSize(0, 0)
         return {
             "revision": self._manifest.revision,
             "parameters": sum(target.numel() for target in self._weights.targets.values()),
@@ -175,8 +201,8 @@ class ModelLoad:
             "device_name": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
             "dtype": options.dtype,
             "threads": torch.get_num_threads(),
-            "kv_blocks": engine.kv.num_blocks,
-            "kv_bytes": engine.kv.total_bytes,
+            "kv_blocks": kv.num_blocks,
+            "kv_bytes": kv.total_bytes,
             "block_tokens": BLOCK_TOKENS,
             "max_model_len": options.max_model_len,
             "max_seqs": options.max_seqs,
@@ -189,9 +215,11 @@ def wait_for_copies(device: torch.device) -> None:
         copy_stream().synchronize()
 
 
-def read_config(documents: Mapping[str, bytes]) -> ModelConfig:
+def read_config(documents: Mapping[str, bytes]) -> ModelConfig | BertConfig:
     if CONFIG not in documents:
         raise UnsupportedModel(CONFIG, None, "the model was published without it")
+    if any(name in ENCODERS for name in parse(documents, CONFIG).get("architectures") or ()):
+        return BertConfig.from_hf(parse(documents, CONFIG), parse(documents, POOLING))
     return ModelConfig.from_hf(parse(documents, CONFIG), parse(documents, GENERATION_CONFIG))
 
 

@@ -14,10 +14,11 @@ import torch
 from stoker.coldstart.ring import Ring
 from stoker.coldstart.timeline import Timeline
 from stoker.runtime.engine.delivery import Delivery
+from stoker.runtime.engine.embedder import Embedder
 from stoker.runtime.engine.engine import Engine
 from stoker.runtime.engine.loading import Blueprint, ModelLoad, describe
 from stoker.runtime.engine.parked import Parked, ParkedModels
-from stoker.runtime.engine.request import Delta, GenerationRequest, SamplingParams
+from stoker.runtime.engine.request import Delta, EmbedRequest, GenerationRequest, SamplingParams
 from stoker.runtime.engine.sizing import total_bytes
 from stoker.runtime.ledger import Ledger
 from stoker.runtime.wire import ChannelClosed, Frame
@@ -51,7 +52,7 @@ class Models:
         self._ring = ring
         self._deliveries: dict[str, Delivery] = {}
         self._loads: dict[str, Loading] = {}
-        self._engines: dict[str, Engine] = {}
+        self._engines: dict[str, Engine | Embedder] = {}
         self._blueprints: dict[str, Blueprint] = {}
         self._parked = ParkedModels()
         self._ledger: Ledger | None = None
@@ -139,7 +140,8 @@ class Models:
         try:
             self._loads[model] = Loading(load, delivery)
             self._engines[model] = engine = load.build()
-            self._book(model, engine.kv.total_bytes)
+            if isinstance(engine, Engine):
+                self._book(model, engine.kv.total_bytes)
         except Exception as error:
             load.cancel()
             del load
@@ -164,10 +166,13 @@ class Models:
         def made(error: Exception | None) -> None:
             self._remind({"t": "image made", "model": model, "error": error})
 
-        if name in self._parked:
-            made(None)
-        else:
-            self._parked.make(name, self._blueprints[model], self._engines[model].runner.weights.arena, made)
+        try:
+            if name in self._parked:
+                made(None)
+            else:
+                self._parked.make(name, self._blueprints[model], self._engines[model].arena, made)
+        except (KeyError, AttributeError) as error:
+            made(error)
 
     def _leave_device(self, model: str, error: Exception | None) -> None:
         if error:
@@ -244,9 +249,13 @@ class Models:
 
     def _submit(self, model: str, frame: Frame) -> None:
         try:
-            if model not in self._engines:
-                raise ValueError(f"model {model!r} is not loaded")
-            self._engines[model].submit(read_request(frame))
+            match self._engines.get(model):
+                case None:
+                    raise ValueError(f"model {model!r} is not loaded")
+                case Embedder() as embedder:
+                    embedder.submit(EmbedRequest(frame["id"], frame["texts"]))
+                case engine:
+                    engine.submit(read_request(frame))
         except (ValueError, TypeError, KeyError) as error:
             message = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error)
             self._send_deltas(model, [Delta(frame["id"], [], "error", message)])
@@ -256,6 +265,7 @@ class Models:
         from stoker.runtime.engine.grammars import Grammars
 
         engine = self._engines[model]
+        assert isinstance(engine, Engine)
         engine.grammars = Grammars(tokenizer, engine.config.vocab_size, engine.config.eos_token_ids)
 
     def _send_deltas(self, model: str, deltas: Sequence[Delta]) -> None:
@@ -275,7 +285,7 @@ class Models:
         }
 
 
-def step(engine: Engine) -> list[Delta]:
+def step(engine: Engine | Embedder) -> list[Delta]:
     """An error that no single request is to blame for ends all of this model's requests, and no other's."""
     try:
         return engine.step()
