@@ -8,8 +8,9 @@ names one host, and the groups protect every host that has work.
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from redis.exceptions import RedisError
 
@@ -106,8 +107,14 @@ class AwsProvider:
             await self._look(frozenset(hosts))
         bodies = {id: host.body for id, host in hosts.items()}
         orders = self._orders if self._orders.look == self._look_number else None
+        errors = []
         for call in fleet_plan.plan(self._groups, self._memory, bodies, orders, time.time()):
-            await self._carry_out(call)
+            try:
+                await finished(self._carry_out(call))
+            except CloudError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _is_due(self, reporting: frozenset[str]) -> bool:
         age = time.monotonic() - self._looked_at
@@ -184,6 +191,16 @@ class AwsProvider:
             log.warning("%s: %s", pool, error)
             refusing = refused(self._memory.pool(pool), str(error), time.time())
             await self._remember(self._memory.with_pool(pool, refusing), self._memory)
+
+
+async def finished(work: Coroutine[Any, Any, None]) -> None:
+    """What runs in a thread can't be taken back: who is cancelled meanwhile waits for its end."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 def marked(groups: Sequence[Group], going: Mapping[str, float]) -> list[Group]:

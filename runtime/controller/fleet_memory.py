@@ -11,6 +11,7 @@ FIRST_PAUSE_S = 30.0
 MAX_PAUSE_S = 600.0
 # A group tries its other zones and types by itself before the pool counts as refusing.
 SETTLE_S = 10.0
+LAUNCH_S = 180.0
 CLOCKS_DIFFER_S = 60.0
 SEEN_STEP_S = 10.0
 BOOTS_KEPT = 5
@@ -98,11 +99,14 @@ def sight(known: Sighting | None, pool: str, reports: bool, now: float) -> Sight
 def judge(memory: FleetMemory, group: Group, launches: Sequence[FailedLaunch], now: float) -> FleetMemory:
     """After a look at a group's failed launches: whether its pool refuses. A group that has what it wants doesn't."""
     pool = memory.pool(group.pool)
-    since = max(pool.handled, pool.asked_at - CLOCKS_DIFFER_S)
-    fresh = [launch for launch in launches if launch.at > since]
-    if not fresh or len(group.live) >= group.desired or now < pool.retry_at:
+    if len(group.live) >= group.desired or now < pool.retry_at:
         return memory
+    waited_s = now - pool.asked_at if pool.asked_at else 0.0
+    fresh = [launch for launch in launches if launch.at > max(pool.handled, pool.asked_at - CLOCKS_DIFFER_S)]
+    if not fresh:
+        late = f"no instance was started in {LAUNCH_S:.0f} s"
+        return memory.with_pool(group.pool, refused(pool, late, now)) if waited_s > LAUNCH_S else memory
     zones = {zone for zone in group.zones if any(zone in launch.message for launch in fresh)}
-    if len(zones) < len(group.zones) and now - pool.asked_at < SETTLE_S:
+    if len(zones) < len(group.zones) and waited_s < SETTLE_S:
         return memory
     return memory.with_pool(group.pool, replace(refused(pool, shortage(group, fresh), now), handled=fresh[-1].at))

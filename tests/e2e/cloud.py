@@ -62,6 +62,7 @@ def work(gate: str) -> str:
     return gate
 """
 EMPTY = '<{0}Response xmlns="http://autoscaling.amazonaws.com/doc/2011-01-01/"><{0}Result>{1}</{0}Result></{0}Response>'
+DENIED = b"<ErrorResponse><Error><Code>AccessDenied</Code><Message>not allowed</Message></Error></ErrorResponse>"
 SCARCE = "We currently do not have sufficient {kind} capacity in the Availability Zone you requested ({zone})."
 ACTIVITY = f"""<member><ActivityId>{{id}}</ActivityId><AutoScalingGroupName>{{group}}</AutoScalingGroupName>
 <Description>Launching a new EC2 instance.</Description><Cause>a test</Cause><StartTime>{{at}}</StartTime>
@@ -99,12 +100,12 @@ class Moto:
         facts = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
         return boto3.client(service, endpoint_url=self.url, **facts)
 
-    def make_group(self, pool: str, *, price: float) -> None:
+    def make_group(self, pool: str, *, price: float, cluster: str = "test") -> None:
         template = f"template-{pool}"
         data = {"ImageId": "ami-12c6146b", "InstanceType": "t3.micro"}
         self.client("ec2").create_launch_template(LaunchTemplateName=template, LaunchTemplateData=data)
         tags = {
-            "cluster": "test",
+            "cluster": cluster,
             "pool": pool,
             "gpu": "cpu",
             "price-per-hour": price,
@@ -145,13 +146,14 @@ class Moto:
 @dataclass
 class Faults:
     """What goes wrong. `traps` maps an operation to when the controllers that ask for it next are killed, one after the
-    other: "before" it is carried out, or "after".
+    other: "before" it is carried out, or "after". `denied`: operations that nobody may call.
     `short`: pools that have no capacity, and how many hosts they were asked for. `notices`: by instance, for IMDS."""
 
     traps: dict[str, list[str]] = field(default_factory=dict)
     short: dict[str, int] = field(default_factory=dict)
     notices: dict[str, dict[str, Any]] = field(default_factory=dict)
     waits: set[str] = field(default_factory=set)
+    denied: set[str] = field(default_factory=set)
     dead_boots: int = 0
 
 
@@ -224,6 +226,8 @@ class Proxy:
         return status, answer
 
     def _answer(self, action: str, form: Mapping[str, str], headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
+        if action in self._faults.denied:
+            return 403, DENIED
         pool = form.get("AutoScalingGroupName", "").removeprefix("test-")
         if action == "SetDesiredCapacity" and pool in self._faults.short:
             self._faults.short[pool] = int(form["DesiredCapacity"])
