@@ -64,7 +64,6 @@ def test_what_passes_costs_only_time(fault_server: Any, published: Any, faults: 
         ("reset", (StoreUnavailable, ObjectTruncated), "attempt"),
         ("hang_up", (StoreUnavailable,), "RemoteDisconnected"),
         ("silence", (StoreUnavailable,), "Stalled"),
-        ("stall", (StoreUnavailable, ObjectTruncated), "attempt"),
     ],
 )
 def test_what_lasts_is_a_typed_error(
