@@ -15,8 +15,8 @@ DTYPE = torch.bfloat16
 COMPUTE_BOUND_TOKENS = 184
 
 Call = Callable[[], object]
-# Query, cache layer, block table, query_start and context_len.
-Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+# Query, cache layer, block table, query_start (None: a token each) and context_len.
+Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]
 
 
 class Target(NamedTuple):
@@ -88,7 +88,8 @@ def paged(steps: list[tuple[int, int]], dim: int = DIM) -> Case:
     cache = torch.randn(len(steps) * width + 1, 2, 2, BLOCK, KV_HEADS, dim, dtype=DTYPE)
     table = (torch.randperm(len(steps) * width) + 1).int().view(-1, width)
     q = torch.randn(sum(lengths), Q_HEADS, dim, dtype=DTYPE)
-    return q, cache[:, 1], table, torch.tensor([0, *lengths]).cumsum(0).int(), torch.tensor(contexts).int()
+    start = None if set(lengths) == {1} else torch.tensor([0, *lengths]).cumsum(0).int()
+    return q, cache[:, 1], table, start, torch.tensor(contexts).int()
 
 
 def ours_over(case: Case) -> Call:

@@ -27,8 +27,9 @@ SHAPES = [
     (960, 576), (3072, 576), (576, 1536), (49152, 576),
 ]  # fmt: skip
 ONE_ROW = [
-    (1, 512, 4), (1, 1024, 4), (1, 1024, 8), (1, 2048, 8), (1, 4096, 8), (2, 512, 4), (2, 1024, 8), (2, 2048, 4),
-    (2, 2048, 8), (4, 256, 4), (4, 512, 4), (4, 1024, 8), (8, 256, 4),
+    (1, 512, 4), (1, 1024, 4), (1, 1024, 8), (1, 2048, 4), (1, 2048, 8), (1, 4096, 4), (1, 4096, 8), (1, 4096, 16),
+    (2, 512, 4), (2, 1024, 8), (2, 2048, 4), (2, 2048, 8), (2, 4096, 8), (4, 256, 4), (4, 512, 4), (4, 1024, 8),
+    (8, 256, 4),
 ]  # fmt: skip
 FEW_ROWS = [(1, 1024, 4), (1, 2048, 8), (2, 512, 4), (2, 1024, 8), (2, 2048, 8), (4, 512, 4), (4, 512, 8)]
 CANDIDATES = {1: ONE_ROW, 2: FEW_ROWS, 4: FEW_ROWS}
@@ -118,8 +119,16 @@ def typical(tiles: Tiles, cases: list[Case]) -> float:
 
 
 def seconds(tiles: Tiles, case: Case) -> float:
-    q, kv_layer, table, *_ = case
-    shape = (len(q), len(table), table.shape[1] * kv_layer.shape[2], q.shape[1], kv_layer.shape[3], q.shape[2], 2)
+    q, kv_layer, table, start, _ = case
+    shape = (
+        len(q),
+        0 if start is None else len(table),
+        table.shape[1] * kv_layer.shape[2],
+        q.shape[1],
+        kv_layer.shape[3],
+        q.shape[2],
+        2,
+    )
     expected = attend(plan(*shape, processors(q.device)), *case, q.shape[2] ** -0.5)
     chosen = plan(*shape, processors(q.device), tiles)
     try:

@@ -2,7 +2,8 @@
 
 A program owns one KV head and BLOCK_Q neighbouring tokens of one sequence; the query heads that share the KV head are
 packed with the tokens into BLOCK_M rows, so the matrix units are used at decode too. The grid is bounded by shapes:
-sequence s owns the program indices from query_start[s] // BLOCK_Q + s on, and programs with nothing to do exit.
+sequence s owns the program indices from query_start[s] // BLOCK_Q + s on, and programs with nothing to do exit. In a
+decode step program s owns sequence s; only there contexts are split, and only those longer than a share.
 Online softmax as in FlashAttention-2 (Dao, 2023, arXiv 2307.08691); the packing and the bounded grid follow "The
 Anatomy of a Triton Attention Kernel" (2025, arXiv 2511.11581); the split over the context is Flash-Decoding's.
 """
@@ -21,7 +22,7 @@ def paged_attention(
     q: torch.Tensor,
     kv_layer: torch.Tensor,
     block_table: torch.Tensor,
-    query_start: torch.Tensor,
+    query_start: torch.Tensor | None,
     context_len: torch.Tensor,
     scale: float,
     window: int = 0,
@@ -29,8 +30,8 @@ def paged_attention(
     sequences, table_width = block_table.shape
     tiles = tuned(q.device).attention.get(q.shape[2])
     longest = table_width * kv_layer.shape[2]
-    chosen = plan(q.shape[0], sequences, min(window or longest, longest), q.shape[1], kv_layer.shape[3],
-                  q.shape[2], q.element_size(), processors(q.device), tiles)  # fmt: skip
+    chosen = plan(q.shape[0], 0 if query_start is None else sequences, min(window or longest, longest), q.shape[1],
+                  kv_layer.shape[3], q.shape[2], q.element_size(), processors(q.device), tiles)  # fmt: skip
     return attend(chosen, q, kv_layer, block_table, query_start, context_len, scale, window)
 
 
@@ -39,7 +40,7 @@ def attend(
     q: torch.Tensor,
     kv_layer: torch.Tensor,
     block_table: torch.Tensor,
-    query_start: torch.Tensor,
+    query_start: torch.Tensor | None,
     context_len: torch.Tensor,
     scale: float,
     window: int = 0,
@@ -48,27 +49,29 @@ def attend(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     where = (q, kv_layer, block_table, query_start, context_len, scale, window)
     if chosen.segments == 1:
-        _launch(chosen, out, out, out, *where)
+        _launch(chosen, out, out, out, out, *where)
         return out
     partial = torch.empty((*q.shape[:2], chosen.segments, q.shape[2]), dtype=torch.float32, device=q.device)
     peak, total = torch.empty((2, *partial.shape[:3]), dtype=torch.float32, device=q.device)
-    _launch(chosen, partial, peak, total, *where)
+    _launch(chosen, out, partial, peak, total, *where)
     early = starts_early(q.device)
     _merge[(q.shape[1], q.shape[0])](
-        partial, peak, total, out, chosen.segments, q.shape[2], early, num_warps=4, launch_pdl=early
-    )
+        partial, peak, total, context_len, out,
+        chosen.segments, chosen.least, chosen.block_n, window, q.shape[2], early, num_warps=4, launch_pdl=early,
+    )  # fmt: skip
     return out
 
 
 def _launch(
     chosen: Plan,
     out: torch.Tensor,
+    partial: torch.Tensor,
     peak: torch.Tensor,
     total: torch.Tensor,
     q: torch.Tensor,
     kv_layer: torch.Tensor,
     block_table: torch.Tensor,
-    query_start: torch.Tensor,
+    query_start: torch.Tensor | None,
     context_len: torch.Tensor,
     scale: float,
     window: int,
@@ -79,12 +82,15 @@ def _launch(
     group = q_heads // kv_heads
     block_q = chosen.block_m // group
     early = starts_early(q.device)
-    _attend[(kv_heads, cdiv(tokens, block_q) + sequences, chosen.segments)](
-        q, kv_layer, block_table, query_start, context_len, out, peak, total,
+    programs = sequences if query_start is None else cdiv(tokens, block_q) + sequences
+    _attend[(kv_heads, programs, chosen.segments)](
+        q, kv_layer, block_table, context_len if query_start is None else query_start, context_len,
+        out, partial, peak, total,
         tokens, sequences, scale * LOG2_E, q.stride(0), block_table.stride(0),
         kv_layer.stride(0), kv_layer.stride(1), kv_layer.stride(2),
         group, dim, cache_block, chosen.block_m, block_q, chosen.block_n,
-        chosen.segments > 1, chosen.peel, window, "tf32x3" if q.dtype == torch.float32 else "tf32", early,
+        query_start is None, chosen.segments > 1, chosen.least, chosen.peel, window,
+        "tf32x3" if q.dtype == torch.float32 else "tf32", early,
         num_warps=chosen.warps, num_stages=chosen.stages, maxnreg=chosen.registers or None, launch_pdl=early,
     )  # fmt: skip
 
@@ -94,17 +100,22 @@ def _launch(
     do_not_specialize_on_alignment=["table_ptr", "query_start_ptr", "context_ptr"],
 )
 def _attend(
-    q_ptr, kv_ptr, table_ptr, query_start_ptr, context_ptr, out_ptr, peak_ptr, total_ptr,
+    q_ptr, kv_ptr, table_ptr, query_start_ptr, context_ptr, out_ptr, partial_ptr, peak_ptr, total_ptr,
     tokens, sequences, scale, q_stride, table_stride, block_stride, value_stride, entry_stride,
     GROUP: tl.constexpr, DIM: tl.constexpr, CACHE_BLOCK: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr,
-    SPLIT: tl.constexpr, PEEL: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
-    EARLY: tl.constexpr,
+    DECODE: tl.constexpr, SPLIT: tl.constexpr, LEAST: tl.constexpr, PEEL: tl.constexpr, WINDOW: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     await_inputs(EARLY)
     # The last programs have the longest causal rows: start them first.
     index = tl.num_programs(1) - 1 - tl.program_id(1)
-    sequence, start, length, context, first = _owned(index, query_start_ptr, context_ptr, tokens, sequences, BLOCK_Q)
+    if DECODE:
+        sequence, start, length, context, first = index, index, 1, tl.load(context_ptr + index), 0
+    else:
+        sequence, start, length, context, first = _owned(
+            index, query_start_ptr, context_ptr, tokens, sequences, BLOCK_Q
+        )
     if first >= length:
         return
 
@@ -117,21 +128,29 @@ def _attend(
     q = tl.load(q_ptr + (token * q_stride + head * DIM)[:, None] + column, mask=valid[:, None], other=0)
 
     visible = context - length + tl.minimum(first + BLOCK_Q, length)
-    begin, whole, plain, end = _tile_range(context - length + first + 1, visible, BLOCK_N, SPLIT, PEEL, WINDOW)
+    begin, whole, plain, end = _tile_range(context - length + first + 1, visible, BLOCK_N, PEEL, WINDOW)
+    parts = 1
+    if SPLIT:
+        parts, share = _parts(end - begin, tl.num_programs(2), LEAST)
+        begin += tl.program_id(2) * share
+        end = tl.minimum(begin + share, end)
+        whole, plain = begin, begin
+        if tl.program_id(2) >= parts:
+            return
     peak, total, mixed = _attended(
         q, kv_ptr + tl.program_id(0) * DIM, table_ptr + sequence.to(tl.int64) * table_stride,
         begin, whole, plain, end, context, context - length + local, scale, block_stride, value_stride, entry_stride,
         DIM, CACHE_BLOCK, BLOCK_M, BLOCK_N, PEEL, WINDOW, PRECISION,
     )  # fmt: skip
     cell = token * GROUP * tl.num_programs(0) + head
-    if SPLIT:
+    if parts == 1:
+        mixed = mixed / tl.where(total == 0, 1.0, total)[:, None]
+        tl.store(out_ptr + cell[:, None] * DIM + column, mixed.to(out_ptr.dtype.element_ty), mask=valid[:, None])
+    else:
         cell = cell * tl.num_programs(2) + tl.program_id(2)
         tl.store(peak_ptr + cell, peak, mask=valid)
         tl.store(total_ptr + cell, total, mask=valid)
-        valid = valid & (total != 0)
-    else:
-        mixed = mixed / tl.where(total == 0, 1.0, total)[:, None]
-    tl.store(out_ptr + cell[:, None] * DIM + column, mixed.to(out_ptr.dtype.element_ty), mask=valid[:, None])
+        tl.store(partial_ptr + cell[:, None] * DIM + column, mixed, mask=valid[:, None])
 
 
 @jit
@@ -161,18 +180,19 @@ def _sequence_of(index, query_start_ptr, sequences, BLOCK_Q: tl.constexpr):
 
 
 @jit
-def _tile_range(
-    unmasked, visible, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PEEL: tl.constexpr, WINDOW: tl.constexpr
-):
-    """This program's key tiles [begin, end); all rows see all of those in [whole, plain), others only in part."""
+def _parts(tiles, segments, LEAST: tl.constexpr):
+    """Into how many parts of how many tiles a context is split: none of less than LEAST tiles but the last."""
+    share = tl.maximum(tl.cdiv(tiles, segments), LEAST)
+    return tl.maximum(tl.cdiv(tiles, share), 1), share
+
+
+@jit
+def _tile_range(unmasked, visible, BLOCK_N: tl.constexpr, PEEL: tl.constexpr, WINDOW: tl.constexpr):
+    """The rows' key tiles [begin, end); all rows see all of those in [whole, plain), others only in part."""
     begin = 0
     if WINDOW:
         begin = tl.maximum(unmasked - WINDOW, 0) // BLOCK_N
     end = tl.cdiv(visible, BLOCK_N)
-    if SPLIT:
-        share = tl.cdiv(end - begin, tl.num_programs(2))
-        begin += tl.program_id(2) * share
-        end = tl.minimum(begin + share, end)
     whole = begin
     plain = begin
     if PEEL:
@@ -251,20 +271,26 @@ def _tile(
 
 
 @jit
-def _merge(partial_ptr, peak_ptr, total_ptr, out_ptr, SEGMENTS: tl.constexpr, DIM: tl.constexpr, EARLY: tl.constexpr):
-    """One program per token and query head: the segments' partial results, rescaled to their common peak."""
+def _merge(
+    partial_ptr, peak_ptr, total_ptr, context_ptr, out_ptr,
+    SEGMENTS: tl.constexpr, LEAST: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, DIM: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """One program per sequence and query head: the parts' results, rescaled to their common peak."""
     await_inputs(EARLY)
+    context = tl.load(context_ptr + tl.program_id(1))
+    begin, _, _, end = _tile_range(context, context, BLOCK_N, False, WINDOW)
+    parts, _ = _parts(end - begin, SEGMENTS, LEAST)
+    if parts == 1:
+        return
     cell = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
     segment = tl.arange(0, SEGMENTS)
     column = tl.arange(0, DIM)
-    peak = tl.load(peak_ptr + cell * SEGMENTS + segment)
-    total = tl.load(total_ptr + cell * SEGMENTS + segment)
-    # A segment without keys stored no partial result. NaN counts as stored, so that it isn't hidden.
-    stored = total != 0
-    best = tl.max(peak, 0)
-    weight = tl.where(stored, tl.exp2(peak - tl.where(best == float("-inf"), 0.0, best)), 0.0)
+    stored = segment < parts
+    peak = tl.load(peak_ptr + cell * SEGMENTS + segment, mask=stored, other=float("-inf"))
+    total = tl.load(total_ptr + cell * SEGMENTS + segment, mask=stored, other=0)
     rows = (cell * SEGMENTS + segment)[:, None] * DIM + column[None, :]
     partial = tl.load(partial_ptr + rows, mask=stored[:, None], other=0)
-    mixed = tl.sum(partial * weight[:, None], 0)
-    total = tl.sum(tl.where(stored, total * weight, 0.0), 0)
-    tl.store(out_ptr + cell * DIM + column, (mixed / tl.where(total == 0, 1.0, total)).to(out_ptr.dtype.element_ty))
+    weight = tl.exp2(peak - tl.max(peak, 0))
+    mixed = tl.sum(partial * weight[:, None], 0) / tl.sum(total * weight, 0)
+    tl.store(out_ptr + cell * DIM + column, mixed.to(out_ptr.dtype.element_ty))

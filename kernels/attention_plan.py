@@ -7,12 +7,14 @@ import torch
 
 from stoker.kernels.tuning import Tile, Tiles
 
-MAX_SEGMENTS = 64
-MIN_SEGMENT_TOKENS = 128
+MAX_SEGMENTS = 32
+LEAST_TOKENS = 128
+"""No part of a split context is shorter, but the last."""
 
 
 class Plan(NamedTuple):
-    """block_m rows (query tokens x grouped heads) by block_n keys per tile; segments > 1 splits the context.
+    """block_m rows (query tokens x grouped heads) by block_n keys per tile; segments > 1 splits contexts into as many
+    parts at most, of `least` tiles or more.
 
     registers caps a thread's registers, so that more programs share a processor; 0 leaves them to the compiler.
     """
@@ -24,6 +26,7 @@ class Plan(NamedTuple):
     warps: int
     stages: int
     registers: int = 0
+    least: int = 1
 
 
 def plan(
@@ -39,16 +42,16 @@ def plan(
 ) -> Plan:
     """The plan for `tokens` query tokens of `sequences` sequences whose block tables hold `max_context` tokens.
 
-    As many tokens as sequences is taken for a decode step: one token each, bound by memory. Any other raggedness
-    still gives right results, only slower. More tokens get taller tiles, as long as every processor gets one.
+    0 sequences stands for a decode step: one token each, bound by memory. Otherwise more tokens get taller tiles, as
+    long as every processor gets one.
     `tuned` holds the tiles measured for this device and head size, in 16 bits.
     """
     check_supported(q_heads, kv_heads, dim)
     group = q_heads // kv_heads
     smallest = max(16, 1 << (group - 1).bit_length())
     tiles = tuned if tuned is not None and item_bytes == 2 else default_tiles(dim, item_bytes)
-    if tokens == sequences:
-        segments = _segments(sequences * kv_heads, max_context, tiles.split * device_processors)
+    if not sequences:
+        segments = _segments(tokens * kv_heads, max_context, tiles.split * device_processors)
         return _plan(tiles.decode, smallest, segments, False)
     programs = -(-tokens * group // max(tiles.prefill.block_m, smallest)) * kv_heads
     tall = tokens * group >= 128 * 4 * sequences and programs > device_processors
@@ -57,7 +60,8 @@ def plan(
 
 def _plan(tile: Tile, smallest: int, segments: int, peel: bool) -> Plan:
     block_m = max(tile.block_m, smallest)
-    return Plan(block_m, tile.block_n, segments, peel, tile.warps, tile.stages, tile.registers)
+    least = max(1, LEAST_TOKENS // tile.block_n) if segments > 1 else 1
+    return Plan(block_m, tile.block_n, segments, peel, tile.warps, tile.stages, tile.registers, least)
 
 
 def default_tiles(dim: int, item_bytes: int) -> Tiles:
@@ -68,8 +72,8 @@ def default_tiles(dim: int, item_bytes: int) -> Tiles:
 
 
 def _segments(programs: int, max_context: int, wanted_programs: int) -> int:
-    """Power of two that fills the device without cutting a full-length context below MIN_SEGMENT_TOKENS."""
-    useful = min(wanted_programs // max(programs, 1), max_context // MIN_SEGMENT_TOKENS, MAX_SEGMENTS)
+    """Power of two that fills the device without cutting a full-length context below LEAST_TOKENS."""
+    useful = min(wanted_programs // max(programs, 1), max_context // LEAST_TOKENS, MAX_SEGMENTS)
     return 1 << (useful.bit_length() - 1) if useful > 1 else 1
 
 

@@ -80,29 +80,40 @@ def _products(
     BLOCK_K: tl.constexpr, GATED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Sums of products [BLOCK_N, BLOCK_K], still to be added along the columns: one per row of x, then those of up."""
-    step = tl.arange(0, BLOCK_K)[None, :]
+    place = tl.arange(0, BLOCK_K)[None, :]
     second = width.to(tl.int64) * DEPTH
     sums = ()
     for _ in tl.static_range(ROWS * (1 + GATED)):  # pyright: ignore[reportGeneralTypeIssues]
         sums = sums + (tl.zeros([BLOCK_N, BLOCK_K], tl.float32),)
-    mask = inside & (step < DEPTH)
-    weight = tl.load(weights + step, mask=mask, other=0)
-    other = weight
-    if GATED:
-        other = tl.load(weights + second + step, mask=mask, other=0)
+    pair = _pair(weights, second, inside & (place < DEPTH), place, GATED)
     await_inputs(EARLY)
-    for start in range(0, DEPTH, BLOCK_K):
-        wide, wide_other = weight.to(tl.float32), other.to(tl.float32)
-        place = start + step
-        ahead = inside & (place + BLOCK_K < DEPTH)
-        weight = tl.load(weights + place + BLOCK_K, mask=ahead, other=0)
-        if GATED:
-            other = tl.load(weights + second + place + BLOCK_K, mask=ahead, other=0)
-        added = ()
-        for row in tl.static_range(ROWS * (1 + GATED)):  # pyright: ignore[reportGeneralTypeIssues]
-            # Addressed like the weights, so that x arrives in the same threads, without a detour over shared memory.
-            x_row = x_ptr + row % ROWS * DEPTH + place + tl.zeros([BLOCK_N, 1], tl.int32)
-            x = tl.load(x_row, mask=inside & (place < DEPTH) & (row % ROWS < rows), other=0).to(tl.float32)
-            added = added + (sums[row] + (wide if row < ROWS else wide_other) * x,)
-        sums = added
+    sums = _added(sums, pair, x_ptr, inside & (place < DEPTH), rows, place, DEPTH, ROWS, BLOCK_N, GATED)
+    for start in range(BLOCK_K, DEPTH, BLOCK_K):
+        mask = inside & (start + place < DEPTH)
+        pair = _pair(weights, second, mask, start + place, GATED)
+        sums = _added(sums, pair, x_ptr, mask, rows, start + place, DEPTH, ROWS, BLOCK_N, GATED)
     return sums
+
+
+@jit
+def _pair(weights, second, mask, place, GATED: tl.constexpr):
+    """Weights at `place`, or those of gate and up."""
+    weight = tl.load(weights + place, mask=mask, other=0)
+    if GATED:
+        return weight, tl.load(weights + second + place, mask=mask, other=0)
+    else:
+        return (weight,)
+
+
+@jit
+def _added(
+    sums, pair, x_ptr, mask, rows, place, DEPTH: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+    GATED: tl.constexpr,
+):  # fmt: skip
+    added = ()
+    for number in tl.static_range(ROWS * (1 + GATED)):  # pyright: ignore[reportGeneralTypeIssues]
+        # Addressed like the weights, so that x arrives in the same threads, without a detour over shared memory.
+        x_row = x_ptr + number % ROWS * DEPTH + place + tl.zeros([BLOCK_N, 1], tl.int32)
+        x = tl.load(x_row, mask=mask & (number % ROWS < rows), other=0).to(tl.float32)
+        added = added + (sums[number] + pair[number // ROWS].to(tl.float32) * x,)
+    return added

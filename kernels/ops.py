@@ -53,7 +53,7 @@ def paged_attention(
     q: torch.Tensor,
     kv_layer: torch.Tensor,
     block_table: torch.Tensor,
-    query_start: torch.Tensor,
+    query_start: torch.Tensor | None,
     context_len: torch.Tensor,
     scale: float,
     window: int = 0,

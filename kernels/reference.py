@@ -82,7 +82,7 @@ def paged_attention(
     q: torch.Tensor,
     kv_layer: torch.Tensor,
     block_table: torch.Tensor,
-    query_start: torch.Tensor,
+    query_start: torch.Tensor | None,
     context_len: torch.Tensor,
     scale: float,
     window: int = 0,
@@ -91,10 +91,12 @@ def paged_attention(
 
     block_table i32[S, M], query_start i32[S + 1], context_len i32[S] (cached tokens, this step's included). Row i of
     sequence s stands at position context_len[s] - query_len[s] + i. Rows of no sequence, or without context, are 0.
+    Without query_start (a decode step) row s is sequence s's only one.
     With a window (0: none) a token sees that many positions, its own included.
     """
     out = torch.zeros_like(q)
-    starts, contexts = query_start.tolist(), context_len.tolist()
+    contexts = context_len.tolist()
+    starts = range(len(contexts) + 1) if query_start is None else query_start.tolist()
     for s, context in enumerate(contexts):
         rows = slice(starts[s], starts[s + 1])
         if context and rows.stop > rows.start:

@@ -20,7 +20,7 @@ from stoker.runtime.engine.options import EngineOptions
 
 log = logging.getLogger(__name__)
 
-DECODE_SIZES = (1, 2, 4, *range(8, 65, 8), *range(96, 257, 32), *range(320, 513, 64))
+DECODE_SIZES = (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(320, 513, 64))
 MIXED_TOKENS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 ALWAYS_MIXED_TOKENS = 2048
 HIDING_FLOPS = 1e13

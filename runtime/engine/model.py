@@ -20,12 +20,10 @@ def forward(
     residual = ops.embed(batch.ids, weights.embed)
     hidden = ops.rms_norm(residual, weights.layers[0].input_norm, config.rms_norm_eps)
     next_norms = [layer.input_norm for layer in weights.layers[1:]]
-    # In a decode step row i is sequence i's only token.
-    decodes = batch.last.numel() == batch.ids.numel()
     for index, layer in enumerate(weights.layers):
-        last_only = index == len(next_norms) and not decodes
-        attended = attention(config, layer, config.windows[index], cos_sin, kv[:, index], batch, hidden, last_only)
-        residual = residual[batch.last] if last_only else residual
+        last = batch.last if index == len(next_norms) and not batch.one_each else None
+        attended = attention(config, layer, config.windows[index], cos_sin, kv[:, index], batch, hidden, last)
+        residual = residual if last is None else residual[last]
         hidden, residual = ops.add_rms_norm(attended, residual, layer.post_norm, config.rms_norm_eps)
         hidden = ops.linear(ops.gated_linear(hidden, layer.gate_up), layer.down)
         # The next layer, or what follows the last one.
@@ -43,9 +41,9 @@ def attention(
     kv_layer: torch.Tensor,
     batch: Batch,
     hidden: torch.Tensor,
-    last_only: bool,
+    last: torch.Tensor | None,
 ) -> torch.Tensor:
-    """One layer's attention block: [T, hidden] -> [T, hidden], or [S, hidden] for each sequence's last token."""
+    """One layer's attention block: [T, hidden] -> [T, hidden], or [S, hidden] for the rows `last` alone."""
     qkv = ops.linear(hidden, layer.qkv, layer.qkv_bias)
     q, k, v = qkv.split((config.query_dim, config.kv_dim, config.kv_dim), dim=-1)
     heads = (config.num_heads, config.head_dim)
@@ -53,9 +51,9 @@ def attention(
     q, k, v = q.unflatten(-1, heads), k.unflatten(-1, kv_heads), v.unflatten(-1, kv_heads)
     norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm, config.rms_norm_eps)
     q = ops.rope_store(q, k, v, cos_sin, batch.positions, kv_layer, batch.slots, norms)
-    query_start = batch.query_start
-    if last_only:
-        q, query_start = q[batch.last], torch.arange(query_start.numel(), dtype=torch.int32, device=q.device)
+    query_start = None if batch.one_each else batch.query_start
+    if last is not None:
+        q, query_start = q[last], None
     scale = config.head_dim**-0.5
     mixed = ops.paged_attention(q, kv_layer, batch.block_table, query_start, batch.context_len, scale, window)
     return ops.linear(mixed.flatten(1), layer.o)

@@ -39,6 +39,11 @@ class Batch:
     seed: torch.Tensor
     position: torch.Tensor
 
+    @property
+    def one_each(self) -> bool:
+        """A decode step: row i is sequence i's only token."""
+        return self.last.numel() == self.ids.numel()
+
 
 class Table:
     """`rows` sequences of at most `width` blocks; steps of at most `largest`."""

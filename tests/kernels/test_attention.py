@@ -66,10 +66,19 @@ def truth(case: Case) -> torch.Tensor:
     return out
 
 
+def forms(case: Case) -> list[Case]:
+    """The ways in which a step may be asked for: one of a token per sequence also without query_start."""
+    rows = torch.arange(len(case.context_len) + 1, dtype=torch.int32)
+    one_each = len(case.q) == len(case.context_len) and case.query_start.equal(rows)
+    return [case, case._replace(query_start=None)] if one_each else [case]
+
+
 def check(run, case: Case) -> None:
-    result = run("paged_attention", *case).result
-    limit = LIMIT[result.dtype]
-    torch.testing.assert_close(result.double(), truth(case), rtol=limit, atol=limit)
+    expected = truth(case)
+    for form in forms(case):
+        result = run("paged_attention", *form).result
+        limit = LIMIT[result.dtype]
+        torch.testing.assert_close(result.double(), expected, rtol=limit, atol=limit)
 
 
 @pytest.mark.parametrize("dtype", LIMIT)
@@ -86,11 +95,19 @@ def test_head_shapes(run, step, heads, dtype):
 
 
 @pytest.mark.parametrize("dtype", LIMIT)
-@pytest.mark.parametrize("step", [STEPS["decode"], [(2, 150), (0, 7)], [(1, 0), (1, 130)]])
+@pytest.mark.parametrize("step", [STEPS["decode"], [(1, 0), (1, 130)], [(1, 600), (1, 127), (1, 300), (1, 128)]])
 def test_context_split_over_programs(run, step, dtype):
     case = build(step, (8, 2, 64), dtype, width=40)
-    assert plan(len(case.q), len(step), 40 * BLOCK, 8, 2, 64, 2, 132).segments > 1
+    assert plan(len(step), 0, 40 * BLOCK, 8, 2, 64, 2, 132).segments > 1
     check(run, case)
+
+
+@pytest.mark.parametrize(("segments", "least"), [(2, 1), (2, 9), (4, 3), (8, 4), (16, 1)])
+def test_parts_of_every_length(interpreted, segments, least):
+    case = build([(1, 600), (1, 40), (1, 0), (1, 333), (1, 256)], (4, 2, 32), torch.float32, width=40)
+    chosen = Plan(16, 32, segments, False, 4, 3, least=least)
+    result = interpreted("attend", chosen, *case._replace(query_start=None)).result
+    torch.testing.assert_close(result.double(), truth(case), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", LIMIT)
@@ -117,10 +134,11 @@ def test_more_sequences_than_one_wide_load_counts(run):
 def test_nan_in_one_context_stays_with_its_sequence(run, width):
     case = build([(1, 150), (1, 140), (1, 30)], (8, 2, 64), torch.float32, width=width)
     case.kv_layer[case.block_table[1, 4], 1, 3] = torch.nan
-    result = run("paged_attention", *case).result
-    assert result[1].isnan().all(), "a broken context must show"
     expected = truth(case)
-    torch.testing.assert_close(result[::2].double(), expected[::2], rtol=1e-5, atol=1e-5)
+    for form in forms(case):
+        result = run("paged_attention", *form).result
+        assert result[1].isnan().all(), "a broken context must show"
+        torch.testing.assert_close(result[::2].double(), expected[::2], rtol=1e-5, atol=1e-5)
 
 
 def test_large_scores_do_not_overflow(run):

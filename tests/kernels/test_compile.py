@@ -67,7 +67,8 @@ def local_bytes(compiled, folder: Path) -> int:
 def attend(chosen: Plan, group: int = 4, dim: int = 128, window: int = 0):
     constants = {
         "GROUP": group, "DIM": dim, "CACHE_BLOCK": 16, "BLOCK_M": chosen.block_m, "BLOCK_Q": chosen.block_m // group,
-        "BLOCK_N": chosen.block_n, "SPLIT": chosen.segments > 1, "PEEL": chosen.peel, "WINDOW": window,
+        "BLOCK_N": chosen.block_n, "DECODE": not chosen.peel, "SPLIT": chosen.segments > 1, "LEAST": chosen.least,
+        "PEEL": chosen.peel, "WINDOW": window,
         "PRECISION": "tf32",
     }  # fmt: skip
     return compile_for_hopper(attention._attend, constants, chosen.warps, chosen.stages, chosen.registers)
@@ -78,7 +79,7 @@ def fresh_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize(("tokens", "sequences"), [(1, 1), (256, 256), (600, 32), (8192, 4)])
+@pytest.mark.parametrize(("tokens", "sequences"), [(1, 0), (256, 0), (600, 32), (8192, 4)])
 def test_attention(tokens, sequences, tmp_path):
     chosen = plan(tokens, sequences, 8192, 32, 8, 128, torch.bfloat16.itemsize, 132)
     compiled = attend(chosen)
@@ -125,7 +126,11 @@ ELEMENTWISE = {
         {"GROUP": 4, "GROUP_BLOCK": 4, "DIM": 128, "CACHE_BLOCK": 16, "TOKENS": 4, "NORM": True},
         4,
     ),
-    "merge": (attention._merge, {"SEGMENTS": 64, "DIM": 128}, 4),
+    "merge": (
+        attention._merge,
+        {"SEGMENTS": 32, "LEAST": 2, "BLOCK_N": 64, "WINDOW": 0, "DIM": 128},
+        4,
+    ),
     "scan": (sampling._scan, {"VOCAB": 128256, "GROUPS": 32}, 4),
     "collect": (filters._collect, {"VOCAB": 128256, "LIST": 512}, 4),
     "gemv": (gemv._gemv, {"DEPTH": 4096, "ROWS": 1, "BLOCK_N": 1, "BLOCK_K": 2048, "BIAS": False, "GATED": False}, 8),
