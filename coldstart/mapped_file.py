@@ -25,7 +25,7 @@ class MappedFile:
     """
 
     def __init__(self, path: Path, size: int) -> None:
-        self.name, self.size = path.as_uri(), size
+        self.name, self.size = path.absolute().as_uri(), size
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError) as error:

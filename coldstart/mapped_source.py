@@ -7,6 +7,7 @@ thread registers them with CUDA and queues their copies, and threads compute the
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +22,8 @@ from stoker.coldstart.timeline import Record
 
 WINDOW_BYTES = 256 << 20
 THREADS = 16
+LEAD = 8
+"""Windows whose pages are brought in before the first one is checked: registering them must not wait for checksums."""
 
 Place = Callable[[int, memoryview], None]
 
@@ -62,8 +65,11 @@ class MappedSource:
         threads = min(THREADS, len(os.sched_getaffinity(0)))
         pool = ThreadPoolExecutor(threads, thread_name_prefix="weights")
         self._began_ns = time.monotonic_ns()
-        for window, chunks in self._windows.items():
-            self._ready[window] = pool.submit(self._populate, window)
+        ahead = deque(self._windows)
+        for number, chunks in enumerate(self._windows.values()):
+            while ahead and len(self._ready) <= number + LEAD:
+                window = ahead.popleft()
+                self._ready[window] = pool.submit(self._populate, window)
             self._checks += [pool.submit(self._check, chunk) for chunk in chunks]
         pool.shutdown(wait=False)
 

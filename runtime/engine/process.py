@@ -75,9 +75,16 @@ def open_device(timeline: Timeline) -> None:
     """Takes a quarter of a second, in which the first model's files and tables are prepared."""
     import torch
 
+    from stoker.coldstart.driver import open_context
+
+    with timeline.phase("CUDA driver"):
+        open_context()
     if torch.cuda.is_available():
         with timeline.phase("CUDA context"):
             torch.zeros(1, device="cuda")
+        with timeline.phase("cuBLAS"):
+            matrix = torch.zeros(16, 16, device="cuda", dtype=torch.bfloat16)
+            torch.nn.functional.linear(matrix, matrix)
 
 
 def read(channel: Channel, models: "Models", inbox: Inbox) -> None:

@@ -87,6 +87,8 @@ class LlmReplica(Replica):
 
     async def _load_weights(self) -> None:
         self.state = "loading"
+        # Whatever has to be loaded: the process and its device take longer to start than to find that out.
+        self._entering = asyncio.create_task(self._engine.enter())
         with self.timeline.phase("manifest"):
             store, manifest = await asyncio.to_thread(read_model, self.spec.weights)
         self._total_bytes = manifest.total_bytes
@@ -103,10 +105,9 @@ class LlmReplica(Replica):
         )
         feed.start()
         kernels = EngineKernels(self.host.kernels(self._device), manifest.revision, self._engine.kernels)
-        self._entering = asyncio.create_task(self._engine.enter())
         tokenizer = asyncio.to_thread(Tokenizer.from_str, documents["tokenizer.json"].decode())
         self._reading_tokenizer = asyncio.create_task(tokenizer)
-        self.timeline.extend((await self._entering)["phases"])
+        self.timeline.extend((await self._begun())["phases"])
         self.timeline.extend(await kernels.place())
         self._engine.open(self.id, ModelPort(self._on_frame, self._on_gone))
         self._engine.send(self._load_frame(manifest, documents, feed.files))
@@ -119,14 +120,17 @@ class LlmReplica(Replica):
         self._reading_tokenizer = asyncio.get_running_loop().create_future()
         self._reading_tokenizer.set_result(parked.tokenizer)
         try:
-            self._entering = asyncio.create_task(self._engine.enter())
-            await self._entering
+            await self._begun()
             self._engine.open(self.id, ModelPort(self._on_frame, self._on_gone))
             self._engine.send({"t": "unpark", "model": self.id, "name": parked.name})
             await self._loaded
         except (StartFailed, EngineDied):
             self.host.parking.discard(parked)
             raise
+
+    async def _begun(self) -> dict[str, Any]:
+        assert self._entering is not None
+        return await self._entering
 
     async def _finish_load(self, feed: WeightsFeed) -> None:
         fetched = feed.connect(self._engine, self.id)
@@ -152,6 +156,8 @@ class LlmReplica(Replica):
             await asyncio.gather(self._arriving, return_exceptions=True)
         if self._keeping:
             await self._keeping
+        if self._entering:
+            await asyncio.gather(self._entering, return_exceptions=True)
         is_parked = await self._park()
         self._engine.close(self.id)
         if self._entering and succeeded(self._entering):

@@ -89,7 +89,7 @@ def test_slots_are_reused_only_after_their_copies(published: tuple[FileStore, Ma
     fetcher.start()
     while ready := fetcher.next(30):
         with torch.cuda.stream(copy_stream()):
-            torch.cuda._sleep(CLOCK_HZ // 2000)
+            torch.cuda._sleep(CLOCK_HZ // 100)
         uploader.place(ready.chunk, ring.slot(ready.slot))
         event = mark(uploader.device)
         assert event and not event.query(), "the copy was not asynchronous"
