@@ -10,7 +10,7 @@ for _, name in ipairs({ 'q', 'delay', 'lease' }) do
   end
 end
 if cancelled == 0 then
-  call('DEL', META, Q .. 'v', Q .. 'w')
+  call('DEL', META, Q .. 'v', Q .. 'w', Q .. 'st')
   call('PEXPIRE', Q .. 'use', USAGE_KEPT_MS)
 end
 flush()

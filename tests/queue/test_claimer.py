@@ -241,3 +241,9 @@ async def test_many_claimers_share_without_a_double(claimer: Make, broker: Broke
         await asyncio.gather(*serving)
     assert sorted(got) == sorted(new.id for new in jobs)
     assert {row["state"] for row in oracle.check("f").jobs.values()} == {"succeeded"}
+
+
+async def test_a_function_that_is_deleted_has_no_claims_left(claimer: Make, broker: Broker, job) -> None:
+    assert await claimer().claim_or_stand(1) == []
+    await broker.purge_function("f")
+    assert (await broker.enqueue(job())).state is JobState.QUEUED
