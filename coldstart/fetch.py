@@ -14,7 +14,7 @@ from stoker.coldstart.ring import Ring
 from stoker.coldstart.sources import CACHE, PEER, STORE, Peers, StoreSource, Tallies
 from stoker.coldstart.store import ObjectStore
 
-MAX_CONNECTIONS = 64
+MAX_CONNECTIONS = 192
 WINDOW_S = 0.25
 TICK_S = 0.1
 # A chunk that another agent of this host is fetching: how soon it is looked at again, and how long it is left to it.

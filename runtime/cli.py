@@ -29,6 +29,7 @@ from stoker.runtime.commands.terminal import (
     DataDir,
     PeerPort,
     Redis,
+    RingSize,
     Store,
     Url,
     client_of,
@@ -56,9 +57,7 @@ HostProvider = Annotated[
 ]
 
 
-def settings_of(
-    data: Path | None = None, redis: str = "", store: str = "", cache: Path | None = None, cache_gb: float | None = None
-) -> Settings:
+def settings_of(data: Path | None = None, redis: str = "", store: str = "") -> Settings:
     settings = from_environment()
     if data is not None:
         settings = settings.with_(data_dir=data.resolve())
@@ -66,13 +65,18 @@ def settings_of(
         settings = settings.with_(redis_url=redis)
     if store:
         settings = settings.with_(store_url=store)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    return settings
+
+
+def with_weights(settings: Settings, cache: Path | None, cache_gb: float | None, ring_mb: int | None) -> Settings:
+    """What the command line says about keeping and moving weights."""
     if cache is not None:
         settings = settings.with_(cache_dir=cache.resolve())
     if cache_gb is not None:
         settings = settings.with_(cache_gb=cache_gb)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    return settings
+    return settings if ring_mb is None else settings.with_(ring_mb=ring_mb)
 
 
 def needs_redis(settings: Settings) -> Settings:
@@ -108,11 +112,12 @@ def up(
     store: Store = "",
     cache: CacheDir = None,
     cache_gb: CacheSize = None,
+    ring_mb: RingSize = None,
 ) -> None:
     """Run everything on this machine: queue, gateway, controller and host agent, with no worker awake."""
     from stoker.runtime.supervisor import Supervisor
 
-    settings = settings_of(data, redis, store, cache, cache_gb)
+    settings = with_weights(settings_of(data, redis, store), cache, cache_gb, ring_mb)
     settings = settings.with_(auth=auth_of(auth or settings.auth, host))
     asyncio.run(Supervisor(settings, host, port, hosts).run())
 
@@ -183,6 +188,7 @@ def worker(
     store: Store = "",
     cache: CacheDir = None,
     cache_gb: CacheSize = None,
+    ring_mb: RingSize = None,
     peer_port: PeerPort = 0,
 ) -> None:
     """Run this machine's host agent. An instance of a pool (`--provider aws`) goes by its instance id."""
@@ -190,7 +196,7 @@ def worker(
 
     from stoker.runtime.worker.agent import serve, serve_instance
 
-    settings = needs_redis(settings_of(data, redis, store, cache, cache_gb))
+    settings = with_weights(needs_redis(settings_of(data, redis, store)), cache, cache_gb, ring_mb)
     settings = settings.with_(peer_port=peer_port or settings.peer_port)
     if settings.peer_port and len(settings.secret) < MIN_CHARACTERS:
         raise typer.BadParameter(

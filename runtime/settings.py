@@ -12,14 +12,15 @@ METADATA_URL = "http://169.254.169.254"
 class Settings:
     """`data_dir` holds the embedded server, caches and logs of this machine; `store_url` is the object store.
 
-    `secret` is the deployment's (see secret.py); `auth` is "keys" where callers need an API key, "open" where not, and ""
-    for open on loopback addresses only.
+    `secret` is the deployment's (see secret.py); `auth` is "keys" where callers need an API key, "open" where not, and
+    "" for open on loopback addresses only.
 
     `cluster` names the pools that an AWS controller scales, `pool` the one that this host belongs to; `metadata_url` is
     where an EC2 instance learns about itself. A pool's host is given back after `host_idle_s` without a replica.
 
     Weights from a bucket are kept in `cache_dir` (by default in `data_dir`), up to `cache_gb` (0: none); with a
-    `peer_port` other hosts of the deployment may fetch them there.
+    `peer_port` other hosts of the deployment may fetch them there. `ring_mb` is the memory through which weights pass,
+    16 MiB for each read that there may be at once.
 
     A model that nobody asks for any more stays in its host's memory for `park_s` more seconds (None: 300 for one on a
     GPU, 0 on a CPU); all such models take up to `park_gb` (0: half of the host's memory)."""
@@ -38,6 +39,7 @@ class Settings:
     cache_dir: Path | None = None
     cache_gb: float = 50.0
     peer_port: int = 0
+    ring_mb: int = 256
     park_s: float | None = None
     park_gb: float = 0.0
 
@@ -59,9 +61,8 @@ class Settings:
 
 def from_environment() -> Settings:
     """STOKER_DATA, STOKER_REDIS, STOKER_STORE, STOKER_LEASE_MS, STOKER_LOG_LEVEL, STOKER_SECRET, STOKER_AUTH,
-    STOKER_CLUSTER, STOKER_POOL, STOKER_HOST_IDLE_S, STOKER_CACHE, STOKER_CACHE_GB, STOKER_PEER_PORT,
-    STOKER_PARK_S, STOKER_PARK_GB, and
-    AWS_EC2_METADATA_SERVICE_ENDPOINT as boto3 knows it."""
+    STOKER_CLUSTER, STOKER_POOL, STOKER_HOST_IDLE_S, STOKER_CACHE, STOKER_CACHE_GB, STOKER_PEER_PORT, STOKER_RING_MB,
+    STOKER_PARK_S, STOKER_PARK_GB, and AWS_EC2_METADATA_SERVICE_ENDPOINT as boto3 knows it."""
     return Settings(
         data_dir=Path(os.environ.get("STOKER_DATA", ".stoker")).resolve(),
         redis_url=os.environ.get("STOKER_REDIS", ""),
@@ -77,6 +78,7 @@ def from_environment() -> Settings:
         cache_dir=Path(cache).resolve() if (cache := os.environ.get("STOKER_CACHE", "")) else None,
         cache_gb=float(os.environ.get("STOKER_CACHE_GB", "50")),
         peer_port=int(os.environ.get("STOKER_PEER_PORT", "0")),
+        ring_mb=int(os.environ.get("STOKER_RING_MB", "256")),
         park_s=float(seconds) if (seconds := os.environ.get("STOKER_PARK_S", "")) else None,
         park_gb=float(os.environ.get("STOKER_PARK_GB", "0")),
     )
@@ -98,6 +100,7 @@ def to_environment(settings: Settings) -> dict[str, str]:
         "STOKER_CACHE": str(settings.cache_folder),
         "STOKER_CACHE_GB": str(settings.cache_gb),
         "STOKER_PEER_PORT": str(settings.peer_port),
+        "STOKER_RING_MB": str(settings.ring_mb),
         "STOKER_PARK_S": "" if settings.park_s is None else str(settings.park_s),
         "STOKER_PARK_GB": str(settings.park_gb),
         "AWS_EC2_METADATA_SERVICE_ENDPOINT": settings.metadata_url,

@@ -18,6 +18,9 @@ Redis = Annotated[str, typer.Option("--redis", help="redis://, rediss:// or unix
 Store = Annotated[str, typer.Option("--store", help="Object store: file:///folder or s3://bucket/prefix.")]
 CacheDir = Annotated[Path | None, typer.Option("--cache", help="Folder that keeps buckets' weights (STOKER_CACHE).")]
 CacheSize = Annotated[float | None, typer.Option("--cache-gb", min=0, help="Its size in GB, by default 50; 0: none.")]
+RingSize = Annotated[
+    int | None, typer.Option("--ring-mb", min=32, help="Memory that weights pass through, in MiB (STOKER_RING_MB).")
+]
 PeerPort = Annotated[
     int,
     typer.Option(min=0, max=65535, help="Offer kept weights here to hosts that know STOKER_SECRET."),

@@ -14,7 +14,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from stoker.coldstart.ring import Ring
+from stoker.coldstart.ring import SLOT_BYTES, Ring
 from stoker.queue.broker import Broker
 from stoker.queue.client import connect
 from stoker.queue.cluster import WANTED, Cluster, Signal
@@ -36,7 +36,7 @@ REPORT_S = 0.5
 RECONCILE_S = 0.1
 FAILED_S = 0.2
 DRAIN_S = 30.0
-RING_SLOTS = 16
+MIN_RING_SLOTS = 2
 NOTICE_S = 1.0
 # What is left of an interruption's two minutes for handing work back, after the replicas have been given theirs.
 HAND_BACK_S = 15.0
@@ -199,6 +199,10 @@ class Agent:
             await self._cluster.forget_host(self._host.id)
 
 
+def ring_slots(megabytes: int) -> int:
+    return max(MIN_RING_SLOTS, (megabytes << 20) // SLOT_BYTES)
+
+
 def drain_s(notice: Notice | None, now: float) -> float:
     """How long running work may take on a host with this notice."""
     if notice is None or not notice.final or not notice.at:
@@ -236,7 +240,7 @@ async def run_agent(settings: Settings, host_id: str, metadata: InstanceMetadata
     worker = f"{host_id}:{uuid.uuid4().hex[:8]}"
     agents: list[Agent] = []
     bells = Bells(settings.redis_url, worker, on_cancel=lambda job_id: agents[0].lose(job_id, "cancelled"))
-    ring = Ring.create(RING_SLOTS)
+    ring = Ring.create(ring_slots(settings.ring_mb))
     broker = Broker(client, lease_ms=settings.lease_ms)
     wanted = Signal(settings.redis_url, connect, WANTED)
     zygote = ZygoteLink(log_path(settings, host_id, "zygote"))

@@ -146,11 +146,11 @@ async def test_a_silent_queue_server_is_not_waited_for(model: Any, tmp_path: Pat
 
 
 def test_settings_reach_child_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = Settings(tmp_path, cache_dir=tmp_path / "c", cache_gb=1.5, peer_port=7411)
+    settings = Settings(tmp_path, cache_dir=tmp_path / "c", cache_gb=1.5, peer_port=7411, ring_mb=640)
     for name, value in to_environment(settings).items():
         monkeypatch.setenv(name, value)
     found = from_environment()
-    assert (found.cache_dir, found.cache_gb, found.peer_port) == (tmp_path / "c", 1.5, 7411)
+    assert (found.cache_dir, found.cache_gb, found.peer_port, found.ring_mb) == (tmp_path / "c", 1.5, 7411, 640)
     assert Settings(tmp_path).cache_folder == tmp_path / "chunks"
 
 
