@@ -77,6 +77,12 @@ def until(condition: Callable[[], Any], what: str, timeout_s: float = 90) -> Any
     return found
 
 
+def answers(url: str) -> bool:
+    with suppress(httpx.TransportError):
+        return httpx.get(f"{url}/readyz", trust_env=False).status_code == 200
+    return False
+
+
 class Moto:
     """A moto server in a process of its own: it starts empty each time."""
 
@@ -472,12 +478,7 @@ class Cloud:
         process = self._run("gateway", "--host", "127.0.0.1", "--port", str(port))
         cleanup.callback(lambda: (process.terminate(), process.wait(20)))
         self.url = f"http://127.0.0.1:{port}"
-        until(self._ready, "the gateway")
-
-    def _ready(self) -> bool:
-        with suppress(httpx.TransportError):
-            return httpx.get(f"{self.url}/readyz", trust_env=False).status_code == 200
-        return False
+        until(lambda: answers(self.url), "the gateway")
 
     def _run(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         with open(self.folder / f"{name}.log", "ab") as log:

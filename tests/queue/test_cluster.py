@@ -84,6 +84,32 @@ async def test_only_the_leader_writes_what_is_wanted(client: Redis) -> None:
     await subject.release_leadership("a")
 
 
+async def test_a_lease_is_confirmed_for_its_holder_and_term_alone(client: Redis) -> None:
+    subject = Cluster(client)
+    fence = await subject.acquire_leadership("a", 1_000)
+    assert await subject.confirm_leadership("a", fence, 60_000)
+    assert await client.pttl(cluster.LEADER) > 1_000
+    assert await subject.acquire_leadership("a", 1_000) == fence
+    assert await client.pttl(cluster.LEADER) > 1_000, "renewing never shortens it"
+    assert not await subject.confirm_leadership("b", fence, 60_000)
+    assert not await subject.confirm_leadership("a", fence + 1, 60_000)
+    await subject.release_leadership("a")
+    assert not await subject.confirm_leadership("a", fence, 60_000)
+
+
+async def test_the_fleet_is_remembered_by_the_leader_and_reported_for_a_while(client: Redis) -> None:
+    subject = Cluster(client)
+    assert await subject.fleet_memory() == {} and await subject.fleet() == {}
+    assert not await subject.write_fleet_memory("a", {"pools": {}})
+    await subject.acquire_leadership("a", 60_000)
+    assert await subject.write_fleet_memory("a", {"pools": {"p": {"failures": 1}}})
+    assert await subject.fleet_memory() == {"pools": {"p": {"failures": 1}}}
+    await subject.report_fleet({"hosts": []})
+    assert await subject.fleet() == {"hosts": []}
+    assert 0 < await client.pttl(cluster.FLEET) <= cluster.FLEET_TTL_MS
+    await subject.release_leadership("a")
+
+
 async def test_wanted_hosts(client: Redis) -> None:
     subject = Cluster(client)
     assert await subject.hosts_wanted() is None

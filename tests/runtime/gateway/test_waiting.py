@@ -68,6 +68,22 @@ def test_reasons(hosts: list[dict[str, Any]], wanted: int, reason: str) -> None:
     assert wait_reason(JOB, BACKLOG, hosts, wanted) == reason
 
 
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("host_booting", "starting host: so it is"),
+        ("no_capacity", "so it is"),
+        ("max_hosts", "so it is"),
+        ("no_fitting_pool", "so it is"),
+        ("busy", "no host available"),
+    ],
+)
+def test_what_the_controller_says_about_hosts(code: str, said: str) -> None:
+    reason = {"code": code, "message": "so it is", "eta_s": None}
+    assert wait_reason(JOB, BACKLOG, [], reason=reason) == said
+    assert wait_reason(JOB, BACKLOG, [host(replica("starting"))], reason=reason) == "starting worker"
+
+
 def test_behind_others_says_how_many() -> None:
     waiting = replace(JOB, queued_ahead=4)
     assert wait_reason(waiting, BACKLOG, [host(replica("ready"))]) == "queued behind 4 of 12"
