@@ -1,18 +1,25 @@
-"""What the world around a load may do meanwhile: credentials expire, names move to other addresses."""
+"""What the world around a load may do meanwhile: credentials expire, names move to other addresses, peers die."""
 
 import json
+import signal
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stoker.coldstart.chunk_cache import ChunkCache
 from stoker.coldstart.failures import StoreUnavailable
+from stoker.coldstart.peers import PeerSource
 from tests.coldstart.fault_server import FaultServer, serving
-from tests.coldstart.fetching import expected, fetch_all
+from tests.coldstart.fetching import expected, fetch_all, fetch_and_report
 
 NAME = "objects.stoker.test"
 
@@ -137,3 +144,44 @@ def test_an_address_that_never_answers_is_left_for_the_next(
     monkeypatch.setattr(socket, "getaddrinfo", both)
     point_at(f"http://{NAME}:{fault_server.server_port}")
     assert fetch_all(published.serve(fault_server), published) == expected(published)
+
+
+PEER = """
+import sys
+from pathlib import Path
+from stoker.coldstart.peer_server import PeerServer
+server = PeerServer(Path(sys.argv[1]), b"key", host="127.0.0.1")
+server.start()
+print(server.port, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_peer_that_dies_in_mid_load(
+    fault_server: FaultServer, published: Any, tmp_path: Path, number: signal.Signals
+) -> None:
+    store = published.serve(fault_server)
+    fetch_all(store, published, cache=ChunkCache(tmp_path, 1 << 30, store.url))
+    command = [sys.executable, "-c", PEER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+
+        class Dying(PeerSource):
+            reads = 0
+
+            def read(self, *args: Any) -> bool:
+                found = super().read(*args)
+                self.reads += found
+                if self.reads == 5:
+                    process.send_signal(number)
+                return found
+
+        peers = Dying([f"127.0.0.1:{int(process.stdout.readline())}"], b"key", store.url)
+        start = time.monotonic()
+        found, summary = fetch_and_report(store, published.manifest, slots=2, connections=2, peers=peers)
+        assert time.monotonic() - start < 6
+        process.kill()
+        peers.close()
+    assert found == expected(published)
+    assert 5 <= summary["sources"]["peer"]["chunks"] < 24 and summary["sources"]["store"]["chunks"] > 0
