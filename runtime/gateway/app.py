@@ -7,6 +7,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
+from stoker.runtime.gateway.batch_runner import driving_batches
 from stoker.runtime.gateway.context import open_gateway
 from stoker.runtime.gateway.envelope import Envelope, unrouted
 from stoker.runtime.gateway.routes import routes
@@ -18,7 +19,7 @@ def create_app(settings: GatewaySettings) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with open_gateway(settings) as gateway:
+        async with open_gateway(settings) as gateway, driving_batches(gateway):
             app.state.gateway = gateway
             yield
 

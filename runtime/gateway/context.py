@@ -16,6 +16,8 @@ from stoker.queue.client import check_server, connect
 from stoker.queue.cluster import Cluster
 from stoker.queue.events import EventBus
 from stoker.queue.retry import insist
+from stoker.runtime.batches.batch_shelf import BatchShelf
+from stoker.runtime.batches.file_shelf import FileShelf
 from stoker.runtime.gateway.auth import Doorkeeper
 from stoker.runtime.gateway.cluster_view import ClusterView
 from stoker.runtime.gateway.metrics import Metrics
@@ -51,6 +53,9 @@ class Gateway:
     doorkeeper: Doorkeeper
     quota: Quota
     ledger: Ledger
+    files: FileShelf
+    batches: BatchShelf
+    new_batch: asyncio.Event = field(default_factory=asyncio.Event)
     _background: set[asyncio.Task[None]] = field(default_factory=set)
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -108,6 +113,8 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         doorkeeper=Doorkeeper(tenants, keyring),
         quota=Quota(Admission(redis), tenants),
         ledger=Ledger(redis, tenants, store),
+        files=FileShelf(store),
+        batches=BatchShelf(redis),
     )
     try:
         await insist(lambda: check_server(redis), START_PATIENCE_S)

@@ -14,12 +14,17 @@ from stoker.runtime.spec import FunctionSpec
 
 async def embeddings(incoming: Incoming) -> Response:
     request = embedding_request(incoming.object())
-    spec = await incoming.gateway.registry.find(incoming.caller, request.model, param="model")
-    if spec.kind != "embed":
-        raise not_found(f"'{request.model}' is not an embedding model.", code="model_not_found", param="model")
+    spec = await embedding_model(incoming, request.model)
     async with Call(incoming, spec, await embedding_job(incoming, spec, request, idempotency_key(incoming))) as call:
         outcome = await call.outcome()
     return Json(embedding_list(request, outcome.value()))
+
+
+async def embedding_model(incoming: Incoming, name: str) -> FunctionSpec:
+    spec = await incoming.gateway.registry.find(incoming.caller, name, param="model")
+    if spec.kind != "embed":
+        raise not_found(f"'{name}' is not an embedding model.", code="model_not_found", param="model")
+    return spec
 
 
 async def embedding_job(incoming: Incoming, spec: FunctionSpec, request: EmbeddingRequest, key: str) -> NewJob:

@@ -52,6 +52,8 @@ class Quota:
 def asked_for(payload: Mapping[str, Any]) -> Quantities:
     """At most, where that is known: a language model's prompt and its `max_tokens`. Of a function that runs for as long
     as it needs, the first second; the rest is charged when it is known."""
+    if "texts" in payload:
+        return Quantities(prompt_tokens=sum(map(len, payload["texts"])))
     if "prompt_ids" not in payload:
         return Quantities(run_us=FIRST_SECOND_US)
     return Quantities(

@@ -7,8 +7,17 @@ from typing import Any
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stoker.runtime.gateway import app_routes, deploy_routes, function_routes, job_routes, openai_routes, system_routes
+from stoker.runtime.gateway import (
+    app_routes,
+    deploy_routes,
+    embedding_routes,
+    function_routes,
+    job_routes,
+    openai_routes,
+    system_routes,
+)
 from stoker.runtime.gateway.app_routes import AppObject, AppRequest
+from stoker.runtime.gateway.batch_routes import BATCH_ENDPOINTS
 from stoker.runtime.gateway.deploy_routes import (
     BundleObject,
     DeletedFunction,
@@ -16,7 +25,9 @@ from stoker.runtime.gateway.deploy_routes import (
     FunctionList,
     FunctionObject,
 )
+from stoker.runtime.gateway.embeddings import EmbeddingList, EmbeddingRequest
 from stoker.runtime.gateway.endpoint import EVENT_STREAM, Endpoint, Incoming, Json, Resource
+from stoker.runtime.gateway.file_routes import FILE_ENDPOINTS
 from stoker.runtime.gateway.fleet_routes import FLEET_ENDPOINTS
 from stoker.runtime.gateway.job_object import JobObject, JobPage, SubmittedJob
 from stoker.runtime.gateway.openapi import describe
@@ -86,6 +97,18 @@ ENDPOINTS = [
         "OpenAI",
         request=CompletionRequest,
         answer=Completion,
+        problems=CALLS,
+        reads=KEY,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/embeddings",
+        embedding_routes.embeddings,
+        "invoke",
+        "Unit vectors of texts.",
+        "OpenAI",
+        request=EmbeddingRequest,
+        answer=EmbeddingList,
         problems=CALLS,
         reads=KEY,
     ),
@@ -209,8 +232,6 @@ ENDPOINTS = [
     ),
     Endpoint(
         "GET",
-        "/v1/functions/{name}/dead",
-        job_routes.dead_jobs,
         "/v1/functions/{name}/jobs/{id}",
         job_routes.get_job,
         "invoke",
@@ -231,6 +252,8 @@ ENDPOINTS = [
     ),
     Endpoint(
         "GET",
+        "/v1/functions/{name}/dead",
+        job_routes.dead_jobs,
         "invoke",
         "Jobs whose attempts are used up, the newest first.",
         "Jobs",
@@ -290,6 +313,8 @@ ENDPOINTS = [
     Endpoint("GET", "/metrics", system_routes.metrics, "admin", "Prometheus metrics.", "System", media="text/plain"),
     Endpoint("GET", "/openapi.json", openapi, "anyone", "This description.", "System"),
     Endpoint("GET", "/", system_routes.page, "admin", "A page for people.", "System", media="text/html"),
+    *FILE_ENDPOINTS,
+    *BATCH_ENDPOINTS,
     *TENANT_ENDPOINTS,
     *FLEET_ENDPOINTS,
     *USAGE_ENDPOINTS,

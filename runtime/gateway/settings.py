@@ -25,5 +25,6 @@ class GatewaySettings:
     gateway_id: str = field(default_factory=new_gateway_id)
     max_body_bytes: int = 10 * MIB
     max_bundle_bytes: int = 50 * MIB
+    max_file_bytes: int = 200 * MIB
     body_timeout_s: float = 30.0
     keepalive_s: float = 5.0

@@ -90,6 +90,7 @@ def settings(valkey: EmbeddedValkey, store: ObjectStore) -> GatewaySettings:
         store_url=store.url,
         max_body_bytes=BODY_LIMIT,
         max_bundle_bytes=BODY_LIMIT,
+        max_file_bytes=2 * BODY_LIMIT,
         body_timeout_s=1.0,
         keepalive_s=KEEPALIVE_S,
     )

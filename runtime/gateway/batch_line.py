@@ -1,0 +1,143 @@
+"""One line of a batch: the same checks, job and answer as the request would have on its own."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+from starlette.datastructures import Headers
+
+from stoker.queue.records import NewJob
+from stoker.runtime.batches.batch import WINDOW_S, Batch
+from stoker.runtime.batches.batch_lines import (
+    BadLine,
+    BatchRequest,
+    LineResult,
+    answered,
+    not_run,
+    parse_line,
+)
+from stoker.runtime.gateway.auth import EVERYONE, Caller
+from stoker.runtime.gateway.batch_kinds import KINDS, Kind
+from stoker.runtime.gateway.calls import enqueue
+from stoker.runtime.gateway.context import Gateway
+from stoker.runtime.gateway.endpoint import Incoming, no_more_body
+from stoker.runtime.gateway.errors import ApiError
+from stoker.runtime.gateway.following import Following
+from stoker.runtime.tenancy.api_key import OPERATOR
+from stoker.runtime.tenancy.tenant import Tenant
+
+LOWEST = 2
+IN_FLIGHT = 128
+BUSY = (429, 503)
+LONGEST_PAUSE_S = 30.0
+STOP_LOOK_S = 1.0
+STOPPED = {
+    "batch_cancelled": "The batch was cancelled before this request was run.",
+    "batch_expired": "The batch's window was over before this request was run.",
+}
+
+WhyStop = Callable[[], Awaitable[str]]
+
+
+class LineRunner:
+    """`why_stop` is asked now and then; from its first answer on no further line is run."""
+
+    def __init__(self, gateway: Gateway, batch: Batch, caller: Caller, why_stop: WhyStop) -> None:
+        self._gateway = gateway
+        self._batch = batch
+        self._caller = caller
+        self._why_stop = why_stop
+        self._room = asyncio.Semaphore(IN_FLIGHT)
+        self._looked_at = 0.0
+        self.stopped = ""
+        self._seen: set[str] = set()
+
+    @classmethod
+    async def of(cls, gateway: Gateway, batch: Batch, why_stop: WhyStop) -> "LineRunner":
+        """With the tenant's limits as they are now."""
+        if batch.tenant == OPERATOR:
+            return cls(gateway, batch, EVERYONE, why_stop)
+        account = await gateway.tenants.get(batch.tenant) or Tenant(batch.tenant)
+        return cls(gateway, batch, Caller(account, ("invoke",)), why_stop)
+
+    def skip(self, text: bytes) -> None:
+        """A line that was run before: its id is taken."""
+        with contextlib.suppress(BadLine):
+            parse_line(text, self._batch.endpoint, self._seen)
+
+    async def result(self, number: int, text: bytes) -> LineResult:
+        try:
+            request = parse_line(text, self._batch.endpoint, self._seen)
+        except BadLine as bad:
+            return not_run(self._batch.id, number, bad.custom_id, bad.code, str(bad))
+        try:
+            async with self._room:
+                job_id, body = await self._answer(number, request)
+            return answered(self._batch.id, number, request.custom_id, 200, job_id, body)
+        except Stopped as stopped:
+            return not_run(self._batch.id, number, request.custom_id, stopped.reason, STOPPED[stopped.reason])
+        except ApiError as error:
+            return answered(self._batch.id, number, request.custom_id, error.status, "", error.body())
+
+    async def _answer(self, number: int, request: BatchRequest) -> tuple[str, Any]:
+        """Raises ApiError, or Stopped."""
+        kind = KINDS[self._batch.endpoint]
+        parsed = kind.parse(request.body)
+        job = await self._patiently(lambda: self._job(number, kind, parsed))
+        enqueued = await self._patiently(lambda: enqueue(self._gateway, self._caller.account, job))
+        async with Following(self._gateway, enqueued.job_id) as following:
+            outcome = await self._unless_stopped(following)
+        return enqueued.job_id, kind.answer(parsed, enqueued.job_id, outcome.value())
+
+    async def _job(self, number: int, kind: Kind, parsed: Any) -> NewJob:
+        job = await kind.job(self._as_request(), parsed, f"{self._batch.id}:{number}")
+        kept_ms = max(job.retention_ms, 2 * WINDOW_S * 1000)
+        return replace(job, priority=LOWEST, retention_ms=kept_ms)
+
+    def _as_request(self) -> Incoming:
+        return Incoming(self._gateway, self._caller, {"type": "http"}, Headers(), b"{}", no_more_body)
+
+    async def _patiently(self, attempt: Callable[[], Awaitable[Any]]) -> Any:
+        """A full queue, a limit or an outage is waited out."""
+        pause = 0.5
+        while True:
+            await self._check()
+            try:
+                return await attempt()
+            except ApiError as error:
+                if error.status not in BUSY or error.code == "budget_exhausted":
+                    raise
+                await asyncio.sleep(min(float(error.headers.get("retry-after", pause)), LONGEST_PAUSE_S))
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    async def _check(self) -> None:
+        if not self.stopped and time.monotonic() - self._looked_at >= STOP_LOOK_S:
+            self._looked_at = time.monotonic()
+            self.stopped = await self._why_stop()
+        if self.stopped:
+            raise Stopped(self.stopped)
+
+    async def _unless_stopped(self, following: Following) -> Any:
+        """The job's outcome. A job that the batch's end finds still running is cancelled."""
+        outcome = asyncio.ensure_future(following.outcome())
+        try:
+            while not outcome.done():
+                await asyncio.wait((outcome,), timeout=STOP_LOOK_S)
+                if not outcome.done():
+                    await self._check()
+            return outcome.result()
+        except Stopped:
+            await self._gateway.broker.cancel(following.job_id, "the batch has ended")
+            raise
+        finally:
+            outcome.cancel()
+            await asyncio.gather(outcome, return_exceptions=True)
+
+
+class Stopped(Exception):
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
