@@ -107,8 +107,8 @@ def needs(at: Situation, current: int) -> tuple[int, int, int]:
     jobs = at.demand.queued + at.demand.running
     if not at.service_s or at.spec.scaling.target_queue:
         return max(1, math.ceil(jobs / at.room)), 0, 0
-    rate = current_rate(at.outlook)
-    now, late = max(1, staff(at, rate)), overdue(at, rate, current)
+    rate = max(current_rate(at.outlook), at.outlook.fast if at.demand.queued else 0.0)
+    now, late = max(1, staff(at, rate)), overdue(at, current_rate(at.outlook), current)
     if at.outlook.credit_usd <= 0 and at.price_per_h:
         return now, 0, late
     return now, staff(at, forecast_rate(at.outlook, at.start_s)), late
@@ -140,7 +140,7 @@ def idle_needs(at: Situation, current: int) -> tuple[int, int]:
     age, gaps, worth = at.now - at.outlook.came, at.outlook.gaps, at.rules.cold_weight * at.again_s
     budget = at.rules.prewarm_usd_per_h
     if current == 0:
-        wake = at.price_per_h and not math.isinf(age) and worth_waking(gaps, age, at.start_s, worth)
+        wake = at.price_per_h and not math.isinf(age) and worth_waking(gaps, age, at.start_s + margin_s(age), worth)
         return 0, min(round(median(at.outlook.crests or (1,))), affordable(at, age)) if wake else 0
     lent = at.price_per_h > 0 and budget > 0 and at.outlook.credit_usd > -budget
     keep = worth_keeping(gaps, age, worth, at.again_s if lent else math.inf) if at.price_per_h else None

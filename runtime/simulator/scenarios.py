@@ -116,15 +116,12 @@ def defaults() -> list[Policy]:
 
 def frontier(most: int) -> list[Policy]:
     """Each policy over a range of the parameter that trades cost for attainment."""
-    found = [
-        Policy(f"stoker {weight:g}", rules=Rules(cold_weight=weight, prewarm_usd_per_h=8.0)) for weight in (1, 5, 20)
-    ]
+    found = [Policy(f"stoker {weight:g}", rules=Rules(cold_weight=weight, prewarm_usd_per_h=8.0)) for weight in (5, 20)]
     found += [Policy(f"stoker 5 +{more}", rules=Rules(prewarm_usd_per_h=8.0), buffer=more) for more in (1, 2)]
     found += [Policy(f"kpa {target:g}", Kpa, {"target": target}) for target in (0.5, 0.7, 0.9)]
-    found += [Policy(f"keda {target:g}", Keda, {"target": target}) for target in (0.7, 1.0)]
-    found += [Policy("steps 1", Steps)]
-    found += [Policy(f"idle {window:g} s", IdleTimeout, {"window_s": window}) for window in (5.0, 60.0, 300.0, 900.0)]
-    counts = sorted({max(1, round(most * share)) for share in (0.2, 0.35, 0.5, 0.65, 0.8, 1.0)})
+    found += [Policy("keda 1", Keda), Policy("steps 1", Steps)]
+    found += [Policy(f"idle {window:g} s", IdleTimeout, {"window_s": window}) for window in (60.0, 300.0, 900.0)]
+    counts = sorted({max(1, round(most * share)) for share in (0.35, 0.6, 0.8, 1.0)})
     return found + [Policy(f"fixed {count}", Fixed, {"count": count}) for count in counts]
 
 
