@@ -166,6 +166,17 @@ def test_a_stream_survives_the_kill_of(victim: str, stack: LocalStack, streaming
     assert streaming.error is None, streaming.error
 
 
+def test_a_stream_goes_on_after_its_engine_was_stopped(stack: LocalStack, streaming: Stream) -> None:
+    """For longer than a lease: the agent, which renews it, waits for the engine."""
+    (engine,) = processes(stack, "stoker-engine")
+    engine.suspend()
+    time.sleep(2.5)
+    engine.resume()
+    streaming.join(timeout=120)
+    check_end(stack, streaming)
+    assert streaming.text == streaming.expected
+
+
 def test_the_controller_is_not_missed_by_a_running_request(stack: LocalStack, streaming: Stream) -> None:
     kill(stack, "stoker.runtime.cli controller")
     streaming.join(timeout=120)
