@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from benchmarks import kernel_peers
 from stoker.kernels import ops
 
 Q_HEADS, KV_HEADS, DIM, HIDDEN, INTERMEDIATE, VOCAB = 32, 8, 128, 4096, 14336, 128256
@@ -15,6 +16,8 @@ DTYPE = torch.bfloat16
 COMPUTE_BOUND_TOKENS = 184
 
 Call = Callable[[], object]
+# By whose: "stoker", "torch", and the libraries of kernel_peers that are installed.
+Calls = dict[str, Call]
 # Query, cache layer, block table, query_start (None: a token each) and context_len.
 Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]
 
@@ -35,7 +38,7 @@ class Target(NamedTuple):
 
 
 class Workload(NamedTuple):
-    """`inputs()` makes fresh random inputs: our call and torch's (None where torch has no counterpart)."""
+    """`inputs()` makes fresh random inputs, and everybody's call on them."""
 
     kernel: str
     shape: str
@@ -43,7 +46,7 @@ class Workload(NamedTuple):
     flops: float
     target: Target | None
     ceiling: Literal["read", "copy", "product"]
-    inputs: Callable[[], tuple[Call, Call | None]]
+    inputs: Callable[[], Calls]
 
 
 def workloads() -> Iterator[Workload]:
@@ -105,9 +108,11 @@ def dense_attention(case: Case, sequences: int, context: int, causal: bool) -> C
 
 
 def decode(batch: int, context: int, target: Target | None) -> Workload:
-    def inputs() -> tuple[Call, Call]:
+    def inputs() -> Calls:
         case = paged([(1, context)] * batch)
-        return ours_over(case), dense_attention(case, batch, context, causal=False)
+        q, cache, table, *_ = case
+        dense = dense_attention(case, batch, context, causal=False)
+        return {"stoker": ours_over(case), "torch": dense, **kernel_peers.decode(q, cache, table)}
 
     moved = 2 * (2 * batch * context * KV_HEADS * DIM + 2 * batch * Q_HEADS * DIM)
     return Workload("attention, decode", f"B {batch}, ctx {context}", moved, 0, target, "read", inputs)
@@ -117,9 +122,14 @@ def prefill(steps: list[tuple[int, int]], target: Target | None) -> Workload:
     new, context = steps[0]
     whole_prompts = all(step == (context, context) for step in steps)
 
-    def inputs() -> tuple[Call, Call | None]:
+    def inputs() -> Calls:
         case = paged(steps)
-        return ours_over(case), dense_attention(case, len(steps), context, causal=True) if whole_prompts else None
+        calls: Calls = {"stoker": ours_over(case)}
+        if whole_prompts:
+            calls["torch"] = dense_attention(case, len(steps), context, causal=True)
+        if whole_prompts and len(steps) == 1:
+            calls |= kernel_peers.prefill(case[0], *torch.randn(2, context, KV_HEADS, DIM, dtype=DTYPE))
+        return calls
 
     # The last of n new tokens sees c keys, the first c - n + 1; two products of 2 D operations per key and head.
     seen = sum(n * (c - n) + n * (n + 1) / 2 for n, c in steps)
@@ -132,9 +142,13 @@ def prefill(steps: list[tuple[int, int]], target: Target | None) -> Workload:
 def rms_norm(tokens: int, target: Target) -> Workload:
     weight = torch.ones(HIDDEN, dtype=DTYPE)
 
-    def inputs() -> tuple[Call, Call]:
+    def inputs() -> Calls:
         x = torch.randn(tokens, HIDDEN, dtype=DTYPE)
-        return lambda: ops.rms_norm(x, weight, 1e-5), lambda: F.rms_norm(x, (HIDDEN,), weight, 1e-5)
+        return {
+            "stoker": lambda: ops.rms_norm(x, weight, 1e-5),
+            "torch": lambda: F.rms_norm(x, (HIDDEN,), weight, 1e-5),
+            **kernel_peers.rms_norm(x, weight),
+        }
 
     return Workload("rms_norm", f"T {tokens}", 4 * tokens * HIDDEN, 0, target, "copy", inputs)
 
@@ -142,21 +156,23 @@ def rms_norm(tokens: int, target: Target) -> Workload:
 def add_rms_norm(tokens: int, target: Target) -> Workload:
     weight = torch.ones(HIDDEN, dtype=DTYPE)
 
-    def inputs() -> tuple[Call, Call]:
+    def inputs() -> Calls:
         x, residual = torch.zeros(tokens, HIDDEN, dtype=DTYPE), torch.randn(tokens, HIDDEN, dtype=DTYPE)
-        return (
-            lambda: ops.add_rms_norm(x, residual, weight, 1e-5),
-            lambda: F.rms_norm(residual.add_(x), (HIDDEN,), weight, 1e-5),
-        )
+        return {
+            "stoker": lambda: ops.add_rms_norm(x, residual, weight, 1e-5),
+            "torch": lambda: F.rms_norm(residual.add_(x), (HIDDEN,), weight, 1e-5),
+            **kernel_peers.add_rms_norm(x, residual, weight),
+        }
 
     return Workload("add_rms_norm", f"T {tokens}", 8 * tokens * HIDDEN, 0, target, "copy", inputs)
 
 
 def silu_mul(tokens: int, target: Target | None) -> Workload:
-    def inputs() -> tuple[Call, Call]:
+    def inputs() -> Calls:
         x = torch.randn(tokens, 2 * INTERMEDIATE, dtype=DTYPE)
         gate, up = x.chunk(2, dim=-1)
-        return lambda: ops.silu_mul(x), lambda: F.silu(gate) * up
+        ours = {"stoker": lambda: ops.silu_mul(x), "torch": lambda: F.silu(gate) * up}
+        return ours | kernel_peers.silu_mul(x)
 
     return Workload("silu_mul", f"T {tokens}", 6 * tokens * INTERMEDIATE, 0, target, "copy", inputs)
 
@@ -165,14 +181,14 @@ def rope_store(tokens: int, target: Target | None) -> Workload:
     angles = torch.rand(8192, DIM // 2) * 6
     cos_sin, positions = torch.cat((angles.cos(), angles.sin()), 1), torch.arange(tokens)
 
-    def inputs() -> tuple[Call, Call]:
+    def inputs() -> Calls:
         qkv = torch.randn(tokens, Q_HEADS + 2 * KV_HEADS, DIM, dtype=DTYPE)
         q, k, v = qkv.split((Q_HEADS, KV_HEADS, KV_HEADS), dim=1)
         blocks = -(-tokens // BLOCK) + 1
         cache = torch.zeros(blocks, 2, 2, BLOCK, KV_HEADS, DIM, dtype=DTYPE)[:, 1]
         slots = torch.randperm(blocks * BLOCK)[:tokens]
         step = (q, k, v, cos_sin, positions, cache, slots)
-        return lambda: ops.rope_store(*step), lambda: rope_store_eagerly(*step)
+        return {"stoker": lambda: ops.rope_store(*step), "torch": lambda: rope_store_eagerly(*step)}
 
     moved = 2 * 2 * tokens * (Q_HEADS + 2 * KV_HEADS) * DIM
     return Workload("rope_store", f"T {tokens}", moved, 0, target, "copy", inputs)
@@ -201,9 +217,9 @@ def rope_store_eagerly(
 
 
 def linear(name: str, tokens: int, depth: int, width: int) -> Workload:
-    def inputs() -> tuple[Call, Call]:
+    def inputs() -> Calls:
         x, weight = torch.randn(tokens, depth, dtype=DTYPE), torch.randn(width, depth, dtype=DTYPE)
-        return lambda: ops.linear(x, weight), lambda: F.linear(x, weight)
+        return {"stoker": lambda: ops.linear(x, weight), "torch": lambda: F.linear(x, weight)}
 
     moved = 2 * (width * depth + tokens * (width + depth)) if tokens < COMPUTE_BOUND_TOKENS else 0
     target = Target(85, "% of copy") if tokens == 1 else None
@@ -223,9 +239,10 @@ def sampler(
     ones, seed = torch.ones(rows), torch.arange(rows)
     params = (ones * temperature, (ones * top_k).int(), ones * top_p, ones * 0, seed, seed)
 
-    def inputs() -> tuple[Call, Call]:
+    def inputs() -> Calls:
         logits = torch.randn(rows, VOCAB, dtype=DTYPE) * 3
-        return lambda: ops.sample(logits, *params), lambda: in_torch(logits, top_k, top_p)
+        ours = {"stoker": lambda: ops.sample(logits, *params), "torch": lambda: in_torch(logits, top_k, top_p)}
+        return ours | kernel_peers.sample(logits, top_k, top_p)
 
     return Workload(f"sample, {name}", f"B {rows}", 2 * rows * VOCAB, 0, target, "read", inputs)
 

@@ -1,5 +1,6 @@
 """Every kernel at the shapes of an 8B Llama: time, rate, share of the ceiling measured in the same run, and the same
-work in torch (SDPA, eager operations; the products are torch's own cuBLAS).
+work in torch (SDPA, eager operations; the products are torch's own cuBLAS) and, where installed, in liger-kernel and
+FlashInfer.
 
     python -m benchmarks.kernels [--tune] [--json FILE]
 
@@ -36,7 +37,8 @@ class Measurement:
     share: float
     target: str
     met: bool | None
-    torch_microseconds: float | None
+    others: dict[str, float]
+    """Microseconds of the same work elsewhere."""
 
 
 def main() -> int:
@@ -55,7 +57,7 @@ def main() -> int:
         tune()
     ceilings = measured_ceilings()
     measured = [measure(workload, ceilings) for workload in workloads()]
-    Console(width=150).print(table(measured, ceilings))
+    Console(width=180).print(table(measured, ceilings))
     if arguments.json:
         arguments.json.write_text(json.dumps(report(measured, ceilings), indent=1))
     return 0
@@ -63,39 +65,37 @@ def main() -> int:
 
 def measure(workload: Workload, ceilings: Ceilings) -> Measurement:
     sets = min(32, math.ceil(COLD_BYTES / workload.moved)) if workload.moved else 2
-    pairs = [workload.inputs() for _ in range(sets)]
-    seconds = seconds_per_call([ours for ours, _ in pairs])
-    torch_calls = [theirs for _, theirs in pairs if theirs is not None]
-    baseline = seconds_per_call(torch_calls) * 1e6 if torch_calls else None
+    made = [workload.inputs() for _ in range(sets)]
+    seconds = seconds_per_call([calls["stoker"] for calls in made])
+    others = {name: seconds_per_call([calls[name] for calls in made]) * 1e6 for name in made[0] if name != "stoker"}
     work, unit = (workload.moved, "TB/s") if workload.moved else (workload.flops, "TFLOP/s")
     ceiling = getattr(ceilings, workload.ceiling)
     rate = work / seconds
     share = rate / ceiling
     met = workload.target.met(seconds, rate, ceilings.copy) if workload.target else None
     target = str(workload.target or "")
-    return Measurement(workload.kernel, workload.shape, seconds * 1e6, rate, unit, share, target, met, baseline)
+    return Measurement(workload.kernel, workload.shape, seconds * 1e6, rate, unit, share, target, met, others)
 
 
 def table(measured: list[Measurement], ceilings: Ceilings) -> Table:
     grid = Table(title=f"{torch.cuda.get_device_name()}: {ceilings}")
     for name in ("kernel", "shape"):
         grid.add_column(name, no_wrap=True)
-    for name in ("time", "rate", "share", "target", "met", "torch", "speed-up"):
+    for name in ("time", "rate", "share", "target", "met", "torch", "others"):
         grid.add_column(name, justify="right", no_wrap=True)
     for m in measured:
         rate = f"{m.rate / 1e12:.{2 if m.unit == 'TB/s' else 0}f} {m.unit}"
         met = {None: "", True: "yes", False: "NO"}[m.met]
         grid.add_row(
             m.kernel, m.shape, f"{m.microseconds:.1f} us", rate, f"{m.share:.0%}", m.target, met,
-            *beside_torch(m),
+            *beside(m),
         )  # fmt: skip
     return grid
 
 
-def beside_torch(m: Measurement) -> tuple[str, str]:
-    if m.torch_microseconds is None:
-        return "", ""
-    return f"{m.torch_microseconds:.1f} us", f"{m.torch_microseconds / m.microseconds:.2f}x"
+def beside(m: Measurement) -> tuple[str, str]:
+    shown = {name: f"{other:.1f} us ({other / m.microseconds:.2f}x)" for name, other in m.others.items()}
+    return shown.pop("torch", ""), ", ".join(f"{name} {text}" for name, text in shown.items())
 
 
 def report(measured: list[Measurement], ceilings: Ceilings) -> dict[str, object]:

@@ -89,6 +89,7 @@ def http_request(host: str, body: dict[str, Any]) -> bytes:
 
 async def run_plan(url: str, most_open: int, requests: Sequence[dict[str, Any]]) -> list[Record]:
     target = urlsplit(url)
+    host, port = str(target.hostname), target.port or 80
     prepared = [http_request(target.netloc, entry["body"]) for entry in requests]
     free = asyncio.Semaphore(most_open)
     origin = time.perf_counter()
@@ -97,9 +98,7 @@ async def run_plan(url: str, most_open: int, requests: Sequence[dict[str, Any]])
         record = Record(due=entry["at"])
         try:
             loop = asyncio.get_running_loop()
-            _, stream = await loop.create_connection(
-                lambda: Stream(request, record, origin), target.hostname, target.port
-            )
+            _, stream = await loop.create_connection(lambda: Stream(request, record, origin), host, port)
             await stream.done
         except OSError as error:
             record.error = str(error)
