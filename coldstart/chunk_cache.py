@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-import xxhash
-
 from stoker.coldstart.manifest import Chunk
+from stoker.coldstart.sources import is_right
 from stoker.coldstart.store import ReadWatch
 
 PARTIAL = ".part"
@@ -122,7 +121,7 @@ class ChunkCache:
             return False
         try:
             whole = read_all(fd, into, watch) and os.fstat(fd).st_size == len(into)
-            if whole and xxhash.xxh3_64_intdigest(into) == chunk.checksum:
+            if whole and is_right(chunk, into, watch):
                 os.utime(fd)
                 return True
             log.warning("the cached chunk %s is damaged: it is deleted and fetched again", path)

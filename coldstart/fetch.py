@@ -54,10 +54,10 @@ class Fetcher:
         self._ceiling = max(1, min(MAX_CONNECTIONS, ring.slots, len(manifest.chunks)))
         self._window = Window(max(1, min(connections, self._ceiling)))
         self._most = self._window.limit
-        self._measured_at, self._measured_bytes, self._refusals_seen = 0.0, 0, 0
+        self._measured_at, self._measured_bytes, self._refusals_seen = 0.0, 0.0, 0.0
         self._claims: dict[int, Claim] = {}
         self._left_since: dict[int, float] = {}
-        self._ended = {"retries": 0, "refusals": 0, "received": 0}
+        self._ended: dict[str, float] = {"retries": 0, "refusals": 0, "received": 0, "checked_s": 0.0}
         self._threads: list[threading.Thread] = []
         self._tallies = Tallies()
         self._started = self._finished = self._awaited_s = 0.0
@@ -98,8 +98,8 @@ class Fetcher:
 
     def summary(self) -> dict[str, Any]:
         """`seconds` run until the last chunk was verified; `connections` is the most at once; `retries` counts repeated
-        ranged reads, `extra_bytes` what was received twice. `slot_wait_s`: chunks waited for the consumer;
-        `chunk_wait_s`: the consumer waited for chunks."""
+        ranged reads, `extra_bytes` what was received twice, `checksum_s` the time of all threads in checksums.
+        `slot_wait_s`: chunks waited for the consumer; `chunk_wait_s`: the consumer waited for chunks."""
         with self._changed:
             return {
                 "bytes": self.fetched_bytes,
@@ -107,6 +107,7 @@ class Fetcher:
                 "connections": self._most,
                 "retries": self._count("retries"),
                 "refusals": self._count("refusals"),
+                "checksum_s": round(self._count("checked_s"), 3),
                 "hedges": self._board.hedges,
                 "extra_bytes": self._board.extra_bytes,
                 "slot_wait_s": round(self._board.starved_s, 3),
@@ -237,7 +238,7 @@ class Fetcher:
             self._threads.append(thread)
             thread.start()
 
-    def _count(self, name: str) -> int:
+    def _count(self, name: str) -> float:
         return self._ended[name] + sum(getattr(read.watch, name) for read in self._board.reads)
 
     def _count_ended(self, read: Read) -> None:

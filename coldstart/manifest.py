@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from stoker.coldstart.store import ObjectStore
 MANIFEST_KEY = "manifest.msgpack"
 VERSION = 1
 CHUNK_BYTES = 16 << 20
+DOCUMENT_READS = 8
 UNPUBLISHED = "version "
 
 ITEM_BYTES = {
@@ -113,7 +115,9 @@ def packed(value: Any) -> bytes:
 def read_documents(store: ObjectStore, manifest: Manifest, names: Collection[str] = ()) -> dict[str, bytes]:
     """The published small files (all, or those of `names` that exist). Raises ObjectAltered for a changed one."""
     wanted = [entry for name, entry in manifest.documents.items() if not names or name in names]
-    return {entry.name: read_checked(store, entry) for entry in wanted}
+    with ThreadPoolExecutor(DOCUMENT_READS) as pool:
+        read = pool.map(lambda entry: read_checked(store, entry), wanted)
+        return {entry.name: data for entry, data in zip(wanted, read, strict=True)}
 
 
 def read_checked(store: ObjectStore, entry: FileEntry) -> bytes:

@@ -88,7 +88,7 @@ class PeerSource:
             peer.idle.append(connection)
         if status == http.client.NOT_FOUND:
             return self._missed(peer)
-        if status != http.client.OK or not is_right(chunk, into):
+        if status != http.client.OK or not is_right(chunk, into, watch):
             self._drop(peer, f"HTTP {status}" if status != http.client.OK else "it sent bytes of another checksum")
             return False
         peer.misses = 0

@@ -24,9 +24,13 @@ class Peers(Protocol):
         ...
 
 
-def is_right(chunk: Chunk, data: memoryview) -> bool:
+def is_right(chunk: Chunk, data: memoryview, watch: ReadWatch | None = None) -> bool:
     """True also of a chunk without a published checksum: its length and version are all that is known."""
-    return chunk.checksum is None or xxhash.xxh3_64_intdigest(data) == chunk.checksum
+    began = time.monotonic()
+    right = chunk.checksum is None or xxhash.xxh3_64_intdigest(data) == chunk.checksum
+    if watch:
+        watch.checked_s += time.monotonic() - began
+    return right
 
 
 class StoreSource:
@@ -46,7 +50,7 @@ class StoreSource:
         """A second read tells bytes damaged on the way from bytes damaged in the store. Raises a ColdStartError."""
         for _ in range(2):
             self._read_once(chunk, into, watch)
-            if is_right(chunk, into):
+            if is_right(chunk, into, watch):
                 return
             watch.retries += 1
         name, span = self._where(chunk)

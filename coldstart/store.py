@@ -21,12 +21,14 @@ class ObjectInfo(NamedTuple):
 @dataclass(slots=True)
 class ReadWatch:
     """Shared with a read in progress: `stop` ends it early (FetchCancelled), `retries` counts its repeated attempts,
-    `refusals` those that the store asked to slow down by (429, 503, reset), `received` the bytes so far."""
+    `refusals` those that the store asked to slow down by (429, 503, reset), `received` the bytes so far, `checked_s`
+    the time that their checksums took."""
 
     stop: threading.Event = field(default_factory=threading.Event)
     retries: int = 0
     refusals: int = 0
     received: int = 0
+    checked_s: float = 0.0
 
 
 class ObjectStore(Protocol):

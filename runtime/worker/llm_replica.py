@@ -96,14 +96,15 @@ class LlmReplica(Replica):
         if parked := await self.host.parking.borrow(self._parking_name, self._engine):
             await self._load_parked(parked)
             return
-        with self.timeline.phase("documents"):
-            documents = await asyncio.to_thread(read_with_tokenizer, store, manifest)
+        reading = asyncio.create_task(asyncio.to_thread(read_with_tokenizer, store, manifest))
         sources = self.host.sources
         peers = await sources.peers(store, manifest)
         self._feed = feed = await asyncio.to_thread(
             WeightsFeed, store, manifest, self.host.ring, sources.cache(store), peers
         )
         feed.start()
+        with self.timeline.phase("documents"):
+            documents = await reading
         kernels = EngineKernels(self.host.kernels(self._device), manifest.revision, self._engine.kernels)
         tokenizer = asyncio.to_thread(Tokenizer.from_str, documents["tokenizer.json"].decode())
         self._reading_tokenizer = asyncio.create_task(tokenizer)
