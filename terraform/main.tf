@@ -64,7 +64,7 @@ locals {
         {
           Sid      = "Store"
           Effect   = "Allow"
-          Action   = ["s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"]
+          Action   = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
           Resource = ["${local.store_arn}/*"]
         },
       ]
@@ -73,7 +73,8 @@ locals {
       arguments = "controller --provider aws"
       statements = [
         { Sid = "List", Effect = "Allow", Action = ["s3:ListBucket"], Resource = [module.artifacts.arn] },
-        { Sid = "Payloads", Effect = "Allow", Action = ["s3:GetObject", "s3:DeleteObject"], Resource = ["${local.store_arn}/payloads/*"] },
+        { Sid = "Sweep", Effect = "Allow", Action = ["s3:DeleteObject"], Resource = ["${local.store_arn}/payloads/*", "${local.store_arn}/results/*"] },
+        { Sid = "Usage", Effect = "Allow", Action = ["s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"], Resource = ["${local.store_arn}/usage/*"] },
         {
           # These can't be limited to a group.
           Sid      = "Look"
@@ -100,7 +101,14 @@ locals {
       statements = [
         { Sid = "Weights", Effect = "Allow", Action = ["s3:GetObject"], Resource = ["${module.weights.arn}/*"] },
         { Sid = "List", Effect = "Allow", Action = ["s3:ListBucket"], Resource = [module.weights.arn, module.artifacts.arn] },
-        { Sid = "Store", Effect = "Allow", Action = ["s3:GetObject"], Resource = ["${local.store_arn}/bundles/*", "${local.store_arn}/payloads/*"] },
+        { Sid = "Read", Effect = "Allow", Action = ["s3:GetObject"], Resource = ["${local.store_arn}/bundles/*", "${local.store_arn}/payloads/*"] },
+        {
+          # What they make: big results, and compiled kernels for the next start.
+          Sid      = "Write"
+          Effect   = "Allow"
+          Action   = ["s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"]
+          Resource = ["${local.store_arn}/results/*", "${local.store_arn}/kernels/*"]
+        },
       ]
     }
   }

@@ -15,7 +15,7 @@ import pytest
 sys.path.append(str(Path(__file__).parent))
 
 from terraform_runs import (
-    MODULE_OVERRIDE,
+    OVERRIDE,
     ROOT,
     SERVER,
     Cloud,
@@ -24,7 +24,6 @@ from terraform_runs import (
     certificate,
     find_mirror,
     live,
-    provider_override,
 )
 
 
@@ -70,8 +69,7 @@ def cloud() -> Iterator[Cloud]:
 
 @pytest.fixture(scope="session")
 def initialised(terraform: Terraform, cloud: Cloud) -> Terraform:
-    """Root and examples are initialised; the examples' provider talks to moto, nothing else of them is changed but an
-    image that moto lacks."""
+    """Root and examples are initialised, and moto is their cloud."""
     variables = {
         "minimal": {"certificate_arn": certificate(cloud, "us-east-1"), "allowed_cidrs": ["203.0.113.0/24"]},
         "complete": {
@@ -84,10 +82,10 @@ def initialised(terraform: Terraform, cloud: Cloud) -> Terraform:
     terraform.run("init", "-input=false", "-no-color")
     for example, values in variables.items():
         folder = terraform.folder / "examples" / example
-        (folder / "test_override.tf").write_text(provider_override(cloud) + MODULE_OVERRIDE.format(more=""))
+        (folder / "test_override.tf").write_text(OVERRIDE.format(image="ami-0123456789abcdef0", more=""))
         (folder / "terraform.tfvars.json").write_text(json.dumps(values))
         terraform.run("init", "-input=false", "-no-color", where=f"examples/{example}")
-    return terraform
+    return terraform.reaching(cloud)
 
 
 @pytest.fixture(scope="session")
@@ -97,7 +95,7 @@ def plans(initialised: Terraform) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def life(initialised: Terraform, cloud: Cloud) -> Iterator[Future[Life]]:
+def life(initialised: Terraform) -> Iterator[Future[Life]]:
     """Goes on in the background: the provider spends most of it waiting for a load balancer."""
     with ThreadPoolExecutor(1) as thread:
-        yield thread.submit(live, initialised, cloud)
+        yield thread.submit(live, initialised)

@@ -5,8 +5,9 @@ import os
 import re
 import shutil
 import subprocess
+import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,6 @@ import boto3
 
 ROOT = Path(__file__).parents[2]
 PROVIDER = Path("registry.terraform.io/hashicorp/aws")
-SERVICES = ["acm", "autoscaling", "cloudwatch", "cloudwatchlogs", "ec2", "elasticache", "elbv2", "iam"] + [
-    "route53",
-    "s3",
-    "secretsmanager",
-    "sns",
-    "ssm",
-    "sts",
-]
 SERVER = Path(__file__).with_name("cloud_server.py")
 
 
@@ -47,6 +40,16 @@ class Failed(AssertionError):
 
 
 @dataclass(frozen=True)
+class Cloud:
+    url: str
+
+    def client(self, service: str, region: str = "us-east-1") -> Any:
+        return boto3.client(
+            service, region, endpoint_url=self.url, aws_access_key_id="test", aws_secret_access_key="test"
+        )
+
+
+@dataclass(frozen=True)
 class Terraform:
     """`folder` holds the copy of terraform/, and a release beside it."""
 
@@ -63,43 +66,27 @@ class Terraform:
             raise Failed(f"terraform {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
         return done
 
+    def reaching(self, cloud: Cloud) -> "Terraform":
+        """The same, with that cloud for all of the provider's calls."""
+        keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_EC2_METADATA_DISABLED": "true"}
+        return replace(self, environment=self.environment | keys | {"AWS_ENDPOINT_URL": cloud.url})
+
     def plan(self, where: str, name: str) -> dict[str, Any]:
         """The plan as JSON; it is kept in the file `name`."""
         self.run("plan", "-input=false", "-no-color", f"-out={name}", where=where)
         return json.loads(self.run("show", "-json", name, where=where).stdout)
 
 
-@dataclass(frozen=True)
-class Cloud:
-    url: str
-
-    def client(self, service: str, region: str = "us-east-1") -> Any:
-        return boto3.client(
-            service, region, endpoint_url=self.url, aws_access_key_id="test", aws_secret_access_key="test"
-        )
-
-
-def provider_override(cloud: Cloud) -> str:
-    """Merged over an example's own provider block."""
-    endpoints = "\n".join(f'    {service} = "{cloud.url}"' for service in SERVICES)
-    return f"""provider "aws" {{
-  access_key                  = "test"
-  secret_key                  = "test"
+# Merged over an example's own blocks; everything else of it stays. moto lacks NVIDIA's images.
+OVERRIDE = """provider "aws" {{
   skip_credentials_validation = true
   skip_metadata_api_check     = true
-  skip_region_validation      = true
   s3_use_path_style           = true
   max_retries                 = 1
-
-  endpoints {{
-{endpoints}
-  }}
 }}
-"""
 
-
-MODULE_OVERRIDE = """module "stoker" {{
-  worker_ami_id = "ami-0123456789abcdef0"
+module "stoker" {{
+  worker_ami_id = "{image}"
   {more}
 }}
 """
@@ -113,23 +100,24 @@ def certificate(cloud: Cloud, region: str) -> str:
 class Life:
     """What each step of a deployment's life left."""
 
-    planned: dict[str, Any]
+    plan: bytes
     state: str
     outputs: dict[str, Any]
     again: subprocess.CompletedProcess[str]
 
 
-def live(terraform: Terraform, cloud: Cloud) -> Life:
-    """init, plan, apply, plan of examples/minimal, on its own queue server: moto has no serverless cache."""
+def live(terraform: Terraform) -> Life:
+    """plan, apply, plan of examples/minimal, with an own queue server: moto has no serverless cache."""
     where = "examples/applied"
-    shutil.copytree(terraform.folder / "examples" / "minimal", terraform.folder / where)
+    folder = terraform.folder / where
+    shutil.copytree(terraform.folder / "examples" / "minimal", folder)
     own = 'redis_url_secret_arn = "arn:aws:secretsmanager:us-east-1:123456789012:secret:redis-AbCdEf"'
-    override = provider_override(cloud) + MODULE_OVERRIDE.format(more=f"{own}\n  deletion_protection = false")
-    (terraform.folder / where / "test_override.tf").write_text(
-        override.replace("ami-0123456789abcdef0", "ami-12c6146b")
-    )
-    planned = terraform.plan(where, "first")
+    more = f"{own}\n  deletion_protection = false"
+    (folder / "test_override.tf").write_text(OVERRIDE.format(image="ami-12c6146b", more=more))
+    terraform.run("plan", "-input=false", "-no-color", "-out=first", where=where)
     terraform.run("apply", "-no-color", "-parallelism=20", "first", where=where)
     again = terraform.run("plan", "-input=false", "-no-color", "-detailed-exitcode", where=where, accept=(0, 1, 2))
     outputs = json.loads(terraform.run("output", "-json", where=where).stdout)["stoker"]["value"]
-    return Life(planned, (terraform.folder / where / "terraform.tfstate").read_text(), outputs, again)
+    with zipfile.ZipFile(folder / "first") as plan:
+        planned = b"".join(map(plan.read, plan.namelist()))
+    return Life(planned, (folder / "terraform.tfstate").read_text(), outputs, again)

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from stoker.runtime import payloads
+from stoker.runtime.worker import kernel_store
+
 pytestmark = [pytest.mark.xdist_group("terraform"), pytest.mark.timeout(300)]
 
 # Of these AWS knows no resources that they could be limited to.
@@ -65,16 +68,21 @@ def test_no_action_is_a_wildcard_and_no_resource_is_everything(plan: dict[str, A
             assert set(actions) <= UNLIMITED, statement
 
 
-def test_workers_only_read(plan: dict[str, Any]) -> None:
-    writing = ("Put", "Delete", "Set", "Terminate", "Create", "Complete", "Abort")
-    for values in planned(plan, "aws_iam_role_policy"):
-        if "PutObject" in values["policy"] or "SetDesiredCapacity" in values["policy"]:
-            continue
-        actions = {a for s in json.loads(values["policy"])["Statement"] for a in listed(s["Action"])}
-        assert {a for a in actions if a.partition(":")[2].startswith(writing)} == {
-            "logs:CreateLogStream",
-            "logs:PutLogEvents",
+def test_workers_write_results_kernels_and_their_log(plan: dict[str, Any]) -> None:
+    reading = ("Get", "List", "Describe", "Connect")
+    workers = [values for values in planned(plan, "aws_iam_role_policy") if "/kernels/*" in values["policy"]]
+    assert len(workers) == sum("-pool-" in values["name"] for values in planned(plan, "aws_iam_role"))
+    for values in workers:
+        writing = [
+            statement
+            for statement in json.loads(values["policy"])["Statement"]
+            if not all(action.partition(":")[2].startswith(reading) for action in listed(statement["Action"]))
+        ]
+        where = {
+            arn.rpartition(":")[2].partition("/")[2] for s in writing if s["Sid"] == "Write" for arn in s["Resource"]
         }
+        assert where == {f"store/{payloads.RESULTS}*", f"store/{kernel_store.PREFIX}/*"}
+        assert {statement["Sid"] for statement in writing} == {"Write", "Log"}
 
 
 def test_scaling_is_limited_to_this_deployments_pools(plan: dict[str, Any]) -> None:

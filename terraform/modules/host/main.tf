@@ -34,10 +34,10 @@ locals {
     "/usr/local/bin/stoker-secrets" = { mode = "0755", content = file("${path.module}/files/secrets.sh") }
   }
 
-  user_data = "#cloud-config\n${jsonencode({
+  user_data = join("\n", ["#cloud-config", jsonencode({
     write_files = [for path, file in local.files : { path = path, permissions = file.mode, content = file.content }]
     runcmd      = [["/usr/local/bin/stoker-boot"]]
-  })}\n"
+  }), ""])
 
   secret_statements = length(var.secrets) == 0 ? [] : [{
     Sid      = "Secrets"

@@ -1,7 +1,12 @@
+data "aws_caller_identity" "current" {}
+data "aws_partition" "current" {}
 data "aws_region" "current" {}
 
 locals {
   region = data.aws_region.current.name
+
+  # Known before the groups exist, so that a plan shows every policy.
+  log_arn = "arn:${data.aws_partition.current.partition}:logs:${local.region}:${data.aws_caller_identity.current.account_id}:log-group"
 
   pool_groups = merge([for pool in var.pools : { for group in pool.groups : group => pool.max_hosts }]...)
 

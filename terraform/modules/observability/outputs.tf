@@ -1,6 +1,6 @@
 output "log_groups" {
   description = "Log group of each role."
-  value       = { for role, group in aws_cloudwatch_log_group.this : role => { name = group.name, arn = group.arn } }
+  value       = { for role, group in aws_cloudwatch_log_group.this : role => { name = group.name, arn = "${local.log_arn}:${group.name}" } }
 }
 
 output "dashboard_url" {
