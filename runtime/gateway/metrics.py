@@ -57,6 +57,10 @@ class Metrics:
             registry=made,
             buckets=SECONDS,
         )
+        self.weights = Counter(
+            "stoker_weights_bytes", "Weights fetched by source.", ["function", "source"], registry=made
+        )
+        self.fetch_retries = Counter("stoker_weights_retries", "Repeated reads.", by_function, registry=made)
         self._seen: set[str] = set()
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
@@ -121,6 +125,9 @@ class Metrics:
         for record in replica["cold_start"]["records"]:
             seconds = (record["end_ns"] - record["start_ns"]) / 1e9
             self.cold_phases.labels(replica["function"], record["name"]).observe(seconds)
+            self.fetch_retries.labels(replica["function"]).inc(record.get("retries", 0))
+            for source, facts in record.get("sources", {}).items():
+                self.weights.labels(replica["function"], source).inc(facts["bytes"])
 
 
 class Intervals:

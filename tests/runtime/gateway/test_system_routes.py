@@ -26,7 +26,8 @@ async def metric(http: httpx.AsyncClient, name: str, **labels: str) -> float:
 
 
 def replica(name: str) -> dict[str, Any]:
-    records = [{"name": "fetch weights", "start_ns": 0, "end_ns": 2_000_000_000}]
+    fetched = {"retries": 3, "sources": {"cache": {"bytes": 700}, "peer": {"bytes": 20}}}
+    records = [{"name": "fetch weights", "start_ns": 0, "end_ns": 2_000_000_000, **fetched}]
     return {
         "function": name,
         "version": "",
@@ -76,6 +77,9 @@ async def test_gauges_and_cold_starts_come_from_the_cluster(
     assert await metric(http, "stoker_replicas", function=name, state="loading") == 0
     assert await metric(http, "stoker_cold_starts_total", function=name) == 1
     assert await metric(http, "stoker_cold_start_phase_seconds_sum", function=name, phase="fetch weights") == 2
+    assert await metric(http, "stoker_weights_bytes_total", function=name, source="cache") == 700
+    assert await metric(http, "stoker_weights_bytes_total", function=name, source="peer") == 20
+    assert await metric(http, "stoker_weights_retries_total", function=name) == 3
     await cluster.forget_host("m2")
 
 
