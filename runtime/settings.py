@@ -23,7 +23,9 @@ class Settings:
     16 MiB for each read that there may be at once.
 
     A model that nobody asks for any more stays in its host's memory for `park_s` more seconds (None: 300 for one on a
-    GPU, 0 on a CPU); all such models take up to `park_gb` (0: half of the host's memory)."""
+    GPU, 0 on a CPU); all such models take up to `park_gb` (0: half of the host's memory).
+
+    With `check_device` every load ends with the checksums of the bytes on the device."""
 
     data_dir: Path
     redis_url: str = ""
@@ -42,6 +44,7 @@ class Settings:
     ring_mb: int = 256
     park_s: float | None = None
     park_gb: float = 0.0
+    check_device: bool = False
 
     @property
     def store(self) -> str:
@@ -62,7 +65,7 @@ class Settings:
 def from_environment() -> Settings:
     """STOKER_DATA, STOKER_REDIS, STOKER_STORE, STOKER_LEASE_MS, STOKER_LOG_LEVEL, STOKER_SECRET, STOKER_AUTH,
     STOKER_CLUSTER, STOKER_POOL, STOKER_HOST_IDLE_S, STOKER_CACHE, STOKER_CACHE_GB, STOKER_PEER_PORT, STOKER_RING_MB,
-    STOKER_PARK_S, STOKER_PARK_GB, and AWS_EC2_METADATA_SERVICE_ENDPOINT as boto3 knows it."""
+    STOKER_PARK_S, STOKER_PARK_GB, STOKER_CHECK_DEVICE, and AWS_EC2_METADATA_SERVICE_ENDPOINT as boto3 knows it."""
     return Settings(
         data_dir=Path(os.environ.get("STOKER_DATA", ".stoker")).resolve(),
         redis_url=os.environ.get("STOKER_REDIS", ""),
@@ -81,6 +84,7 @@ def from_environment() -> Settings:
         ring_mb=int(os.environ.get("STOKER_RING_MB", "256")),
         park_s=float(seconds) if (seconds := os.environ.get("STOKER_PARK_S", "")) else None,
         park_gb=float(os.environ.get("STOKER_PARK_GB", "0")),
+        check_device=os.environ.get("STOKER_CHECK_DEVICE", "") == "1",
     )
 
 
@@ -103,5 +107,6 @@ def to_environment(settings: Settings) -> dict[str, str]:
         "STOKER_RING_MB": str(settings.ring_mb),
         "STOKER_PARK_S": "" if settings.park_s is None else str(settings.park_s),
         "STOKER_PARK_GB": str(settings.park_gb),
+        "STOKER_CHECK_DEVICE": str(int(settings.check_device)),
         "AWS_EC2_METADATA_SERVICE_ENDPOINT": settings.metadata_url,
     }

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from stoker.coldstart.arrival import Arrival
-from stoker.coldstart.failures import ColdStartError, UnsupportedModel
+from stoker.coldstart.failures import ColdStartError, ObjectAltered, UnsupportedModel
 from stoker.coldstart.host_image import HostImage
 from stoker.coldstart.manifest import Manifest
 from stoker.coldstart.mapped_source import MappedSource
@@ -58,11 +58,14 @@ class ModelLoad:
     """Allocates the parameters at once; raises a ColdStartError for a model that can't be loaded.
 
     `deliver` brings the weights from a parked `image` or from `files`, the published files' paths on this machine;
-    without these someone has to `place` them chunk by chunk. One thread delivers, another may build the engine
-    meanwhile; what it computes waits for the weights that it reads.
+    without these someone has to `place` them chunk by chunk. With `check`, the bytes on the device are compared with
+    the published checksums in the end. One thread delivers, another may build the engine meanwhile; what it computes
+    waits for the weights that it reads.
     """
 
-    def __init__(self, blueprint: Blueprint, files: Sequence[str] = (), image: HostImage | None = None) -> None:
+    def __init__(
+        self, blueprint: Blueprint, files: Sequence[str] = (), image: HostImage | None = None, check: bool = False
+    ) -> None:
         self.timeline = Timeline()
         self.blueprint = blueprint
         self.device = torch.device(blueprint.options.device)
@@ -70,6 +73,7 @@ class ModelLoad:
         self._busy_ns = 0
         self._pin: Registration | None = None
         self._image = image
+        self._check = check
         self._manifest, self._config, self._options = blueprint.manifest, blueprint.config, blueprint.options
         # Page tables are filled while the device is still being opened.
         self._source = MappedSource(self._manifest, [Path(file) for file in files]) if files else None
@@ -153,6 +157,9 @@ class ModelLoad:
         if self._source:
             self._source.verify()
             self.timeline.extend(self._source.phases())
+        if self._check:
+            with self.timeline.phase("check on device", bytes=self._manifest.total_bytes):
+                check_device(self._manifest, self._weights.targets)
         self._weights.arrival.finish()
 
     def fail(self, error: Exception) -> None:
@@ -208,6 +215,17 @@ class ModelLoad:
             "max_seqs": options.max_seqs,
             "token_budget": options.token_budget,
         }
+
+
+def check_device(manifest: Manifest, targets: Mapping[str, torch.Tensor]) -> None:
+    """Raises ObjectAltered for the first chunk whose bytes on the device aren't the published ones."""
+    # Needs Triton, which a CPU's engine does without.
+    from stoker.coldstart.device_check import check
+
+    for number in check(manifest, targets).wrong:
+        chunk = manifest.chunks[number]
+        name, span = manifest.files[chunk.file].name, (chunk.offset, chunk.offset + chunk.length)
+        raise ObjectAltered(name, span, "its bytes on the device aren't the published ones")
 
 
 def wait_for_copies(device: torch.device) -> None:

@@ -85,9 +85,9 @@ class Models:
     def _dispatch(self, frame: Frame) -> None:
         match frame["t"]:
             case "load":
-                self._load(frame["model"], lambda: read_load(frame))
+                self._load(frame, lambda: read_load(frame))
             case "unpark":
-                self._load(frame["model"], lambda: (self._parked.get(frame["name"]), ()))
+                self._load(frame, lambda: (self._parked.get(frame["name"]), ()))
             case "park":
                 self._park(frame["model"], frame["name"])
             case "image made":
@@ -125,12 +125,13 @@ class Models:
         """Does one piece of work that makes later steps faster; False when there is none (left)."""
         return any(engine.prepare_idle() for model, engine in self._engines.items() if model not in self._loads)
 
-    def _load(self, model: str, read: Callable[[], tuple[Blueprint | Parked, Sequence[str]]]) -> None:
+    def _load(self, frame: Frame, read: Callable[[], tuple[Blueprint | Parked, Sequence[str]]]) -> None:
+        model = frame["model"]
         if model in self._engines:
             self._drop(model, keep=self._deliveries.get(model))
         delivery = self._deliveries[model]
         try:
-            load = self._begin(model, *read())
+            load = self._begin(model, *read(), frame.get("check", False))
         except Exception as error:
             delivery.start(None)
             self._load_error(model, error)
@@ -147,9 +148,9 @@ class Models:
             del load
             self._load_error(model, error)
 
-    def _begin(self, model: str, what: Blueprint | Parked, files: Sequence[str]) -> ModelLoad:
+    def _begin(self, model: str, what: Blueprint | Parked, files: Sequence[str], check: bool) -> ModelLoad:
         blueprint, image = (what.blueprint, what.image) if isinstance(what, Parked) else (what, None)
-        load = ModelLoad(blueprint, files, image)
+        load = ModelLoad(blueprint, files, image, check)
         self._blueprints[model] = blueprint
         self._book(model, blueprint.arena_bytes)
         return load

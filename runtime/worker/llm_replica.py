@@ -123,7 +123,8 @@ class LlmReplica(Replica):
         try:
             await self._begun()
             self._engine.open(self.id, ModelPort(self._on_frame, self._on_gone))
-            self._engine.send({"t": "unpark", "model": self.id, "name": parked.name})
+            check = self.host.settings.check_device
+            self._engine.send({"t": "unpark", "model": self.id, "name": parked.name, "check": check})
             await self._loaded
         except (StartFailed, EngineDied):
             self.host.parking.discard(parked)
@@ -149,7 +150,7 @@ class LlmReplica(Replica):
         options = {**asdict(self.spec.model), "device": "cpu" if self._device == "cpu" else "cuda"}
         wanted = {name: documents[name] for name in ENGINE_DOCUMENTS if name in documents}
         body = {"manifest": manifest.pack(), "documents": wanted, "options": options, "files": files}
-        return {"t": "load", "model": self.id, **body}
+        return {"t": "load", "model": self.id, "check": self.host.settings.check_device, **body}
 
     async def unload(self) -> None:
         if self._arriving:

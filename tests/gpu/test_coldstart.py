@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import time
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from stoker.coldstart.arrival import Arrival
+from stoker.coldstart.device_check import Verdict, check
 from stoker.coldstart.fetch import Fetcher
 from stoker.coldstart.file_store import FileStore
 from stoker.coldstart.manifest import Manifest
@@ -20,6 +22,8 @@ from stoker.coldstart.publish import publish
 from stoker.coldstart.ring import Ring
 from stoker.coldstart.timeline import Timeline
 from stoker.coldstart.upload import Uploader, copy_stream, mark
+from stoker.coldstart.xxh3 import Part, host_digest
+from stoker.coldstart.xxh3 import digests as digests_on
 from stoker.runtime.engine.models import Models
 from stoker.runtime.wire import Frame
 from tests.gpu.test_engine import HF_CONFIG, STATE, engine, requests
@@ -75,6 +79,34 @@ def test_mapped_files_arrive_as_published(published: tuple[FileStore, Manifest],
         assert all(targets[name].cpu().equal(tensor) for name, tensor in wanted.items())
     else:
         assert digests(targets) == digests(wanted)
+        assert check(manifest, targets) == Verdict([], [])
+
+
+def test_checksums_on_the_device_equal_those_of_the_host() -> None:
+    memory = torch.randint(0, 256, (200 << 20,), dtype=torch.uint8, device="cuda")
+    host = memory.cpu()
+    sizes = [248, 1024, 1032, 100_000, 1 << 20, 16 << 20, (16 << 20) - 2048, 50 << 20]
+    for cut in (8, 4096):
+        inputs = [
+            [Part(a.data_ptr() + 8 * n, cut), Part(a.data_ptr() + size, size - cut)]
+            for a in (memory, host)
+            for n, size in enumerate(sizes)
+            if size > cut
+        ]
+        half = len(inputs) // 2
+        assert digests_on(inputs[:half], memory.device) == [host_digest(parts) for parts in inputs[half:]]
+
+
+def test_checking_the_device_takes_little_time() -> None:
+    """A fraction of what the load takes: 4 GB in chunks of 16 MiB."""
+    memory = torch.empty(240 << 24, dtype=torch.uint8, device="cuda")
+    inputs = [[Part(memory.data_ptr() + (n << 24), 1 << 24)] for n in range(240)]
+    digests_on(inputs[:2], memory.device)
+    began = time.perf_counter()
+    digests_on(inputs, memory.device)
+    seconds = time.perf_counter() - began
+    print(f"checksums on the device: {memory.numel() / 1e9 / seconds:.0f} GB/s")
+    assert seconds < 0.08
 
 
 def test_slots_are_reused_only_after_their_copies(published: tuple[FileStore, Manifest]) -> None:
@@ -129,7 +161,7 @@ class Process:
         documents = {"config.json": store.read("config.json")}
         files = [str(store.folder / entry.name) for entry in manifest.files]
         body = {"manifest": manifest.pack(), "documents": documents, "options": chosen, "files": files}
-        self.send({"t": "load", "model": "m", **body})
+        self.send({"t": "load", "model": "m", "check": True, **body})
 
     def ask(self, name: str, prompt: list[int]) -> None:
         params = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True}

@@ -83,13 +83,15 @@ class Agent:
         return {**ready, "phases": loaded["phases"]}
 
     def announce(self, model: str, url: str, files: Sequence[str] = (), **options: Any) -> Manifest:
+        self.send(self.load_frame(model, url, files, **options))
+        return read_manifest(open_store(url))
+
+    def load_frame(self, model: str, url: str, files: Sequence[str] = (), **options: Any) -> Frame:
         store = open_store(url)
-        manifest = read_manifest(store)
         documents = {"config.json": store.read("config.json")}
         chosen = {"num_blocks": 32, "max_model_len": 96, **options}
-        body = {"manifest": manifest.pack(), "documents": documents, "options": chosen, "files": files}
-        self.send({"t": "load", "model": model, **body})
-        return manifest
+        body = {"documents": documents, "options": chosen, "files": files}
+        return {"t": "load", "model": model, "manifest": read_manifest(store).pack(), **body}
 
     def feed(self, model: str, url: str, manifest: Manifest, chunks: int) -> None:
         """Sends the first `chunks` chunks, each slot used again only when the engine has freed it."""
@@ -255,6 +257,14 @@ def test_files_on_this_machine_are_mapped(agent: Agent, urls: dict[str, str], mo
     assert agent.answers("r")["r"][0] == lone(models["two"], [1, 2, 3])
 
 
+def test_the_bytes_on_the_device_can_be_checked(agent: Agent, urls: dict[str, str]) -> None:
+    body = agent.load_frame("two", urls["two"], files=file_paths(urls["two"]))
+    agent.send({**body, "check": True})
+    for kind in ("allocated", "ready", "loaded"):
+        frame = agent.expect(kind)
+    assert "check on device" in {phase["name"] for phase in frame["phases"]}
+
+
 def test_a_flipped_byte_in_a_mapped_file_is_an_error_and_no_answer(
     agent: Agent, tiny: "TinyModel", tmp_path: Path
 ) -> None:
@@ -269,6 +279,30 @@ def test_a_flipped_byte_in_a_mapped_file_is_an_error_and_no_answer(
     agent.expect("allocated")
     agent.frames["ready"] = queue.Queue()
     assert agent.frames["loaded"].empty()
+
+
+def test_a_parked_model_comes_back_with_the_same_tokens(
+    agent: Agent, urls: dict[str, str], models: dict[str, "TinyModel"]
+) -> None:
+    agent.load("two", urls["two"])
+    for round in ("first", "second"):
+        agent.send({"t": "park", "model": "two", "name": "image"})
+        assert agent.expect("parked") == {"t": "parked", "model": "two", "error": ""}
+        stats = agent.stats()
+        assert list(stats["models"]) == ["one"] and set(stats["ledger"]) == {"one"}
+        assert list(stats["parked"]) == ["image"]
+        agent.send({"t": "unpark", "model": "two", "name": "image"})
+        for kind in ("allocated", "ready", "loaded"):
+            frame = agent.expect(kind)
+        assert {"allocate weights", "upload weights", "allocate KV cache"} <= {p["name"] for p in frame["phases"]}
+        agent.submit("two", round, [1, 2, 3])
+        assert agent.answers(round)[round] == (lone(models["two"], [1, 2, 3]), "length", "")
+    agent.send({"t": "unload", "model": "two"})
+    agent.expect("unloaded")
+    agent.send({"t": "forget", "name": "image"})
+    assert agent.stats()["parked"] == {}
+    agent.send({"t": "unpark", "model": "two", "name": "image"})
+    assert "nothing is parked as 'image'" in agent.expect("load_error")["error"]["message"]
 
 
 def test_requests_run_together_and_equal_lone_runs(agent: Agent, models: dict[str, "TinyModel"]) -> None:
