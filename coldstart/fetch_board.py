@@ -10,6 +10,7 @@ from stoker.coldstart.store import ReadWatch
 
 REMEMBERED_RATES = 64
 READS_PER_CHUNK = 2
+LOOK_S = 0.05
 
 
 class Ready(NamedTuple):
@@ -49,7 +50,7 @@ class Board:
         self.reads: list[Read] = []
         self.hedges = self.extra_bytes = 0
         self.starved_s = 0.0
-        self._starved_since = 0.0
+        self._starved_since = self._look_at = 0.0
 
     @property
     def complete(self) -> bool:
@@ -123,6 +124,9 @@ class Board:
 
     def _slow_chunk(self, now: float) -> int | None:
         """The chunk that needs a second request; when it has two already, the older one is given up."""
+        if now < self._look_at:
+            return None
+        self._look_at = now + LOOK_S
         newest = {read.chunk: read for read in self.reads if read.chunk in self._missing}
         progress = [read.progress(now) for read in newest.values()]
         slow = slowest(progress, typical_rate(self._rates, [read.progress(now) for read in self.reads]))
