@@ -81,6 +81,11 @@ class BlockPool:
             if self._references[block] == 0:
                 self._retire(block)
 
+    def hold(self, block: int) -> None:
+        """One more reference to a used block, to be given up with `release`."""
+        assert self._references[block] > 0, f"block {block} is nobody's"
+        self._references[block] += 1
+
     def publish(self, block: int, key: bytes, tokens: bytes, parent: int) -> int:
         """Makes a used block's content findable; returns the serial number that its successor names as parent.
 

@@ -13,6 +13,7 @@ import torch
 
 from stoker.runtime.engine.blocks import BlockPool
 from stoker.runtime.engine.config import ModelConfig
+from stoker.runtime.engine.kv_tier import Copies, HostTier
 from stoker.runtime.engine.options import EngineOptions
 from stoker.runtime.engine.prefix import root_key
 from stoker.runtime.engine.request import Delta, GenerationRequest, require, validate
@@ -47,6 +48,10 @@ class Engine:
             max_seqs=options.max_seqs,
             prefix_cache=options.prefix_cache,
         )
+        self._copies: Copies | None = None
+        if slots := options.host_cache_bytes // self.kv.block_bytes:
+            self._copies = Copies(self.runner.kv, slots)
+            self.scheduler.use(HostTier(slots))
         self._revision = revision
         self._in_flight: Launched | None = None
         self._sequences: dict[str, Sequence] = {}
@@ -88,6 +93,9 @@ class Engine:
         if self._compiling:
             self._admit_compiled()
         work = self.scheduler.schedule()
+        if not work and not self._in_flight and self._copies and self._move_blocks(wait=True):
+            work = self.scheduler.schedule()
+        self._move_blocks()
         if not work and not self._in_flight and len(self._sequences) > len(self._compiling):
             raise RuntimeError(f"no progress is possible: {self.stats()}")
         launched, failed = self._launch(work) if work else (None, False)
@@ -143,6 +151,7 @@ class Engine:
         return deltas
 
     def stats(self) -> dict[str, int]:
+        self._move_blocks()
         return {
             "running": len(self.scheduler.running),
             "waiting": len(self.scheduler.waiting),
@@ -151,6 +160,7 @@ class Engine:
             "used_blocks": self.pool.used,
             "total_blocks": self.pool.total,
             "prefix_hit_tokens": self.scheduler.hit_tokens,
+            "host_hit_tokens": self.scheduler.host_hit_tokens,
             "computed_tokens": self.scheduler.computed_tokens,
             "preemptions": self.scheduler.preemptions,
             "steps": self._steps,
@@ -193,6 +203,22 @@ class Engine:
                 del self._sequences[id]
                 self._outbox.append(delta(sequence, [], "error", str(error)))
 
+    def _move_blocks(self, wait: bool = False) -> bool:
+        """Between the tiers of the prompt cache; loads before the launch of the step that was planned with them. True
+        when blocks came free."""
+        if self._copies is None:
+            return False
+        loads, self.scheduler.loads = self.scheduler.loads, []
+        saves, self.scheduler.saves = self.scheduler.saves, []
+        if saves:
+            self._copies.save(saves)
+        if loads:
+            self._copies.restore(loads)
+        saved = self._copies.saved(wait)
+        for block in saved:
+            self.pool.release([block])
+        return bool(saved)
+
     def _launch(self, work: list[Work]) -> tuple[Launched | None, bool]:
         """The step under way, or None and True when it couldn't be launched."""
         self._steps += 1
@@ -231,6 +257,7 @@ class Engine:
 
     def _commit(self, work: Seq[Work], outcomes: Seq[Outcome]) -> list[Delta]:
         deltas = self.scheduler.commit(work, outcomes)
+        self._move_blocks()
         for item in deltas:
             if item.finish_reason:
                 del self._sequences[item.request_id]

@@ -22,6 +22,8 @@ class EngineOptions:
     """`num_blocks` (usable KV blocks) or `kv_bytes` size the KV cache; both 0: from free memory. `token_budget` bounds
     the tokens of one step, `max_seqs` the sequences in it. 0 for `max_model_len` is the model's own maximum.
 
+    `host_cache_bytes` of pinned host memory keep what the prefix cache on the device has no room for (0: none).
+
     `async_scheduling` plans and starts a step before the tokens of the one before are known; "auto" does so where the
     device computes by itself (a GPU): on a CPU nothing would overlap. `cuda_graphs` replays whole steps there.
     """
@@ -34,6 +36,7 @@ class EngineOptions:
     token_budget: int = 0
     max_model_len: int = 0
     prefix_cache: bool = True
+    host_cache_bytes: int = 0
     async_scheduling: Literal["auto", "on", "off"] = "auto"
     cuda_graphs: bool = True
 

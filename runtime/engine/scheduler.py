@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from stoker.runtime.engine.blocks import BlockPool, Entry
+from stoker.runtime.engine.kv_tier import HostTier
 from stoker.runtime.engine.prefix import BLOCK_TOKENS
 from stoker.runtime.engine.request import Delta, FinishReason, TokenLogprobs
 from stoker.runtime.engine.sequence import NO_ROW, Sequence
@@ -51,6 +52,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.preemptions = 0
         self.hit_tokens = 0
+        self.host_hit_tokens = 0
         self.computed_tokens = 0
         self._token_budget = token_budget
         self._max_seqs = max_seqs
@@ -58,6 +60,14 @@ class Scheduler:
         self._rows = list(range(rows_for(max_seqs)))
         self._in_flight = 0
         self._prefix_cache = prefix_cache
+        self._tier: HostTier | None = None
+        self.loads: list[tuple[int, int]] = []
+        self.saves: list[tuple[int, int]] = []
+
+    def use(self, tier: HostTier) -> None:
+        """From now on blocks are also looked for in `tier`, and kept there. Before a step is launched, `loads` (slot,
+        block) are to be carried out, and after a commit `saves` (block, slot), whose blocks are held until then."""
+        self._tier = tier
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
@@ -161,8 +171,9 @@ class Scheduler:
             if not budget or len(self.running) == self._max_seqs or len(passed) == LOOKAHEAD:
                 return
             hits = self._hits(sequence)
-            if not self._is_held(sequence, len(hits), pending) and self._fits(sequence, hits):
-                self._start(sequence, hits)
+            kept = self._kept(sequence, len(hits))
+            if not self._is_held(sequence, len(hits) + len(kept), pending) and self._fits(sequence, hits):
+                self._start(sequence, hits, kept)
                 pending |= self._unpublished_keys(sequence)
                 budget -= self._append(work, sequence, sequence.remaining, budget)
                 for other in passed:
@@ -178,13 +189,18 @@ class Scheduler:
         spare = 1 if self.running else 0
         return self.pool.available(hits) >= sequence.missing_blocks - len(hits) + spare
 
-    def _start(self, sequence: Sequence, hits: list[Entry]) -> None:
+    def _start(self, sequence: Sequence, hits: list[Entry], kept: list[int]) -> None:
         self.pool.take(hits)
         sequence.blocks.extend(entry.block for entry in hits)
         sequence.blocks.extend(self.pool.allocate(sequence.missing_blocks))
-        sequence.computed = len(hits) * BLOCK_TOKENS
-        sequence.published = len(hits)
         sequence.parent = hits[-1].serial if hits else 0
+        for index, slot in enumerate(kept, len(hits)):
+            block, key, content = sequence.blocks[index], sequence.chain.key(index), sequence.chain.content(index)
+            self.loads.append((slot, block))
+            sequence.parent = self.pool.publish(block, key, content, sequence.parent)
+        self.host_hit_tokens += len(kept) * BLOCK_TOKENS
+        sequence.published = len(hits) + len(kept)
+        sequence.computed = sequence.published * BLOCK_TOKENS
         sequence.row = self._rows.pop()
         if sequence.cached_tokens is None:
             sequence.cached_tokens = min(sequence.computed, sequence.prompt_tokens)
@@ -204,6 +220,18 @@ class Scheduler:
             hits.append(entry)
             parent = entry.serial
         return hits
+
+    def _kept(self, sequence: Sequence, matched: int) -> list[int]:
+        """Slots of the second tier with the blocks that come after the `matched` first ones."""
+        slots: list[int] = []
+        if self._tier is None or not self._prefix_cache:
+            return slots
+        for index in range(matched, cacheable_blocks(sequence)):
+            slot = self._tier.find(*named(sequence, index))
+            if slot is None:
+                break
+            slots.append(slot)
+        return slots
 
     def _is_held(self, sequence: Sequence, matched: int, pending: set[bytes]) -> bool:
         """Waits while a running sequence computes the very block it needs next, so that a burst with a shared prefix
@@ -228,7 +256,13 @@ class Scheduler:
         for index in range(sequence.published, computed // BLOCK_TOKENS):
             key, content = sequence.chain.key(index), sequence.chain.content(index)
             sequence.parent = self.pool.publish(sequence.blocks[index], key, content, sequence.parent)
+            self._save(sequence, index)
         sequence.published = computed // BLOCK_TOKENS
+
+    def _save(self, sequence: Sequence, index: int) -> None:
+        if self._tier is not None and (slot := self._tier.make_room(*named(sequence, index))) is not None:
+            self.pool.hold(sequence.blocks[index])
+            self.saves.append((sequence.blocks[index], slot))
 
     def _release(self, sequence: Sequence) -> None:
         self.pool.release(sequence.blocks)
@@ -240,6 +274,12 @@ class Scheduler:
 def shortest_first(decoding: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
     """Attention starts with the last rows: the longest contexts first leave short ones to even out the end."""
     return sorted(decoding, key=lambda need: need[0].computed)
+
+
+def named(sequence: Sequence, index: int) -> tuple[bytes, bytes, bytes]:
+    """Key and tokens of a full block, and the key of the one before it."""
+    chain = sequence.chain
+    return chain.key(index), chain.content(index), chain.key(index - 1) if index else b""
 
 
 def rows_for(max_seqs: int) -> int:

@@ -213,9 +213,9 @@ def test_random_arrivals_aborts_and_preemptions_equal_calm_runs(greedy: dict[str
 
 SCHEDULES = 500
 TIGHT: list[dict[str, Any]] = [
-    {"num_blocks": 5, "max_seqs": 2, "token_budget": 24},
+    {"num_blocks": 5, "max_seqs": 2, "token_budget": 24, "host_cache_bytes": 8 << 20},
     {"num_blocks": 6, "max_seqs": 4, "token_budget": 8, "async_scheduling": "off"},
-    {"num_blocks": 7, "max_seqs": 6, "token_budget": 48},
+    {"num_blocks": 7, "max_seqs": 6, "token_budget": 48, "host_cache_bytes": 1 << 20},
     {"num_blocks": 8, "max_seqs": 5, "token_budget": 33, "prefix_cache": False},
     {"num_blocks": 9, "max_seqs": 3, "token_budget": 17},
 ]
@@ -241,6 +241,7 @@ def test_500_random_schedules_equal_lone_runs(lone: dict[str, list[int]], number
     assert parted <= requests / 500, f"{parted} of {requests} requests differ from their lone runs"
     assert one.stats()["preemptions"] > 20 and aborted > 50
     assert (one.stats()["prefix_hit_tokens"] > 0) == TIGHT[number].get("prefix_cache", True)
+    assert (one.stats()["host_hit_tokens"] > 0) == ("host_cache_bytes" in TIGHT[number])
 
 
 def test_the_triton_preparation_equals_the_torch_one() -> None:

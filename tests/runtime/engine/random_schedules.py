@@ -52,6 +52,7 @@ def random_options(rng: random.Random) -> dict[str, Any]:
         "max_seqs": max_seqs,
         "token_budget": rng.randint(max_seqs, 48),
         "prefix_cache": rng.random() < 0.8,
+        "host_cache_bytes": rng.choice([0, 12 << 10, 200 << 10]),
         "async_scheduling": rng.choice(["off", "on", "on"]),
     }
 

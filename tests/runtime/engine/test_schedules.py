@@ -49,6 +49,7 @@ class Device:
         self.last_token: dict[int, int] = {}
         self.cells: dict[tuple[int, int], tuple[int, int]] = {}
         self.graphs = NoGraphs()
+        self.kv = self
 
     def launch(self, work: Seq[Work]) -> Launched:
         for item in work:
@@ -100,6 +101,28 @@ class Device:
         return block, position % 16
 
 
+class Copies:
+    """Of cells, to host memory and back."""
+
+    def __init__(self, device: Device, slots: int) -> None:
+        self.device = device
+        self.host: list[dict[int, tuple[int, int]]] = [{} for _ in range(slots)]
+        self.done: list[int] = []
+
+    def save(self, moves: Seq[tuple[int, int]]) -> None:
+        for block, slot in moves:
+            self.host[slot] = {offset: self.device.cells[block, offset] for offset in range(16)}
+            self.done.append(block)
+
+    def restore(self, moves: Seq[tuple[int, int]]) -> None:
+        for slot, block in moves:
+            self.device.cells |= {(block, offset): cell for offset, cell in self.host[slot].items()}
+
+    def saved(self, wait: bool = False) -> list[int]:
+        done, self.done = self.done, []
+        return done
+
+
 class NoGraphs:
     bytes = replays = 0
 
@@ -110,6 +133,7 @@ class NoGraphs:
 @pytest.fixture(autouse=True)
 def device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "Runner", Device)
+    monkeypatch.setattr(engine_module, "Copies", Copies)
 
 
 def lone_runs(tiny: "TinyModel") -> dict[str, list[int]]:
@@ -125,15 +149,16 @@ def lone_runs(tiny: "TinyModel") -> dict[str, list[int]]:
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_random_schedules_read_what_lone_runs_read(tiny: "TinyModel", group: int) -> None:
     lone = lone_runs(tiny)
-    preempted = hit = aborted = 0
+    preempted = hit = returned = aborted = 0
     for seed in range(group, SCHEDULES, GROUPS):
         rng = random.Random(seed)
         schedule = Schedule(tiny.engine(**random_options(rng)), lone, rng)
         schedule.run(aborts=rng.choice([0.0, 0.02, 0.1, 0.5]))
         preempted += schedule.engine.stats()["preemptions"] > 0
         hit += schedule.engine.stats()["prefix_hit_tokens"] > 0
+        returned += schedule.engine.stats()["host_hit_tokens"] > 0
         aborted += len(schedule.aborted) > 0
-    assert min(preempted, hit, aborted) > SCHEDULES / GROUPS / 5, "the schedules are too tame to show anything"
+    assert min(preempted, hit, returned, aborted) > SCHEDULES / GROUPS / 5, "the schedules are too tame to show anything"
 
 
 def test_aborting_at_every_step_changes_nothing_that_others_read(tiny: "TinyModel") -> None:
