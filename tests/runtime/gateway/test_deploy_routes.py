@@ -1,10 +1,13 @@
 import hashlib
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from stoker.coldstart.store import ObjectStore
 from stoker.queue.broker import Broker
@@ -89,6 +92,26 @@ async def test_a_language_model_needs_readable_weights(
     assert (await http.delete("/v1/functions/chat")).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("kind", "config", "named"),
+    [
+        ("llm", {"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM' is no language model"),
+        ("llm", {"architectures": ["BertModel"]}, "BertModel' is no language model"),
+        ("embed", {"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM' is no text encoder"),
+        ("llm", {"architectures": ["Qwen2ForCausalLM"], "rope_scaling": {"type": "yarn"}}, "rope type 'yarn'"),
+    ],
+)
+async def test_models_that_cannot_be_served_are_refused_by_name(
+    http: httpx.AsyncClient, tmp_path: Path, kind: str, config: dict[str, Any], named: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+    response = await http.put("/v1/functions/odd", json={"spec": {"kind": kind, "weights": tmp_path.as_uri()}})
+    error = error_of(response)
+    assert (response.status_code, error["param"], error["code"]) == (400, "spec.weights", "UnsupportedModel")
+    assert named in error["message"]
+
+
 @pytest.mark.real_model
 async def test_what_a_deployment_read_serves_the_first_requests(
     http: httpx.AsyncClient, broker: Broker, smollm2_store_url: str, tmp_path: Path
@@ -126,7 +149,7 @@ PYTHON = {"kind": "python", "code": SHA, "entry": "m:f"}
         ("f", {"spec": {**PYTHON, "entry": "no colon"}}, "spec.entry"),
         ("f", {"spec": {**PYTHON, "code": "../../etc/passwd"}}, "spec.code"),
         ("f", {"spec": PYTHON}, "spec.code"),
-        ("f", {"spec": {"kind": "embed", "weights": "file:///w"}}, "spec.kind"),
+        ("f", {"spec": {"kind": "embed", "weights": "file:///w"}}, "spec.weights"),
     ],
 )
 async def test_bad_specs_are_400_and_name_the_field(
