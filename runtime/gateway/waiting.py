@@ -38,10 +38,12 @@ def wait_reason(
         return "starting worker"
     if failing or "failed" in states:
         return f"worker failing: {failure(replicas, failing)}"
+    if not hosts and wanted_hosts:
+        return "starting host"
     if reason and reason["code"] in WANTS_HOST:
         return f"starting host: {reason['message']}" if reason["code"] == "host_booting" else reason["message"]
     if not hosts:
-        return "starting host" if wanted_hosts else "no host available"
+        return "no host available"
     if needs_gpu and all(host["device"] == "cpu" for host in hosts):
         return "no host with a GPU available"
     return "restarting after a lost attempt" if job.state is JobState.RETRYING else "queued"

@@ -81,6 +81,7 @@ def test_reasons(hosts: list[dict[str, Any]], wanted: int, reason: str) -> None:
 def test_what_the_controller_says_about_hosts(code: str, said: str) -> None:
     reason = {"code": code, "message": "so it is", "eta_s": None}
     assert wait_reason(JOB, BACKLOG, [], reason=reason) == said
+    assert wait_reason(JOB, BACKLOG, [], wanted_hosts=1, reason=reason) == "starting host"
     assert wait_reason(JOB, BACKLOG, [host(replica("starting"))], reason=reason) == "starting worker"
 
 
