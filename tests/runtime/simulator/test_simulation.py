@@ -199,3 +199,10 @@ def test_synthetic_shapes_have_the_rates_they_name() -> None:
     assert (crowd(99), crowd(105), crowd(140)) == (1.0, 6.0, 11.0) and crowd(1000) == pytest.approx(1.0, abs=0.01)
     on_time = traces.timetable(100.0, 5, 0.0, 1000.0, random.Random(0))
     assert len(on_time) == 45 and all(0 <= time % 100.0 <= 1.0 for time in on_time)
+
+
+@pytest.mark.parametrize("name", ["chat.jsonl", "images.csv"])
+def test_the_example_traces_can_be_replayed(name: str) -> None:
+    trace = traces.read(RESULTS.parents[1] / "examples" / "traces" / name)
+    assert len(trace) > 50
+    assert max(run(trace).ttft_s) < float("inf")
