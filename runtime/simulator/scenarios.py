@@ -72,7 +72,7 @@ SHAPES = {
     "diurnal": Shape("images, 0.15/s at night to 3/s in the evening", IMAGE, 24 * HOUR_S, daily),
     "bursts": Shape("images, 0.3/s, bursts of 3/s for about 10 of 40 minutes", IMAGE, 6 * HOUR_S, bursty),
     "flash-crowd": Shape("chat, 2/s, up to 20/s within two minutes, for 15", CHAT, 2 * HOUR_S, crowd),
-    "cron": Shape("images, 8 at once every 15 minutes", IMAGE, 12 * HOUR_S, cron, 2 * HOUR_S),
+    "cron": Shape("images, 8 at once every 15 minutes", IMAGE, 12 * HOUR_S, cron, 3 * HOUR_S),
     "sparse": Shape("images, one about every 10 minutes", IMAGE, 24 * HOUR_S, sparse, 0.0),
 }
 
