@@ -67,14 +67,17 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """How an `llm` or `embed` function is served. `dtype` "auto" is bfloat16 on a GPU, float32 on a CPU."""
+    """How an `llm` or `embed` function is served. `dtype` "auto" is bfloat16 on a GPU, float32 on a CPU. What the prompt
+    cache has no room for on the device goes to `host_cache_bytes` of pinned host memory."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     max_model_len: int = 0
     max_seqs: int = 64
     prefix_cache: bool = True
+    host_cache_bytes: int = 0
 
     def __post_init__(self) -> None:
+        require(0 <= self.host_cache_bytes <= 2**45, f"host_cache_bytes must be 0 or more, not {self.host_cache_bytes}")
         require(1 <= self.max_seqs <= 4096, f"max_seqs must be 1 to 4096, not {self.max_seqs}")
         require(0 <= self.max_model_len <= 10**7, f"max_model_len must be 0 to 10000000, not {self.max_model_len}")
 
