@@ -145,7 +145,7 @@ class Broker:
     async def job_id_of(self, function: str, tenant: str, idempotency_key: str) -> str | None:
         """The job that was made with this key, as long as its record is kept."""
         digest = keys.idempotency_digest(tenant, idempotency_key)
-        value: bytes | None = await self._redis.get(keys.key(function, f"i:{digest}"))
+        value: Any = await self._redis.get(keys.key(function, f"i:{digest}"))
         return value.partition(b":")[0].decode() if value else None
 
     async def dead_letters(self, function: str, limit: int = 100, after: str = "", *, tenant: str = "") -> list[Job]:
