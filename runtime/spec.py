@@ -67,8 +67,8 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """How an `llm` or `embed` function is served. `dtype` "auto" is bfloat16 on a GPU, float32 on a CPU. What the prompt
-    cache has no room for on the device goes to `host_cache_bytes` of pinned host memory."""
+    """How an `llm` or `embed` function is served. `dtype` "auto" is bfloat16 on a GPU, float32 on a CPU. What the
+    prompt cache has no room for on the device goes to `host_cache_bytes` of pinned host memory."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     max_model_len: int = 0
