@@ -58,7 +58,7 @@ def unfitness(info: dict[str, Any]) -> str:
     version = str(info.get("redis_version", "0"))
     if tuple(int(part) for part in version.split(".")[:2]) < MIN_VERSION:
         return f"the server speaks Redis {version}; stoker needs Redis 7.0 or later, or any Valkey"
-    # A volatile policy (ElastiCache Serverless has no other) takes only keys with a TTL: no live job has one, ended ones do.
+    # A volatile policy (ElastiCache Serverless has no other) takes only keys with a TTL: those of ended jobs.
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction" and not policy.startswith("volatile-"):
         return f"maxmemory-policy is {policy}, which may evict jobs: run CONFIG SET maxmemory-policy noeviction"

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from stoker.queue.records import pack, unpack
 
-# One hash tag for all, so that a cluster-mode server has them in one slot, where scripts and transactions may span them.
+# One hash tag for all, so that a cluster-mode server has them in one slot, where scripts and transactions span them.
 FUNCTIONS = "stoker:{cluster}:functions"
 WANTED = "stoker:{cluster}:wanted"
 LEADER = "stoker:{cluster}:leader"

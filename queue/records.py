@@ -216,9 +216,10 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """One chunk of output. `seq` rises from 1 in each attempt, which makes a replay harmless. `cost` is what the attempt
-    has cost so far, in fairness units (0: not said now); beyond the estimate it counts at once. With a cost, there
-    may be no data.
+    """One chunk of output. `seq` rises from 1 in each attempt, which makes a replay harmless.
+
+    `cost` is what the attempt has cost so far, in fairness units (0: not said now); beyond the estimate it counts at
+    once. With a cost, there may be no data.
     """
 
     job_id: str
