@@ -30,7 +30,8 @@ from stoker.runtime.engine.weights import plan
 MODELS = ("llama3-8b", "smollm2-135m")
 TEMPERATURE = 0.6
 HIGHEST_TOKEN = 10_000
-SHIFTS = (0, 17)
+# Of workload A's tokens, and whether the prompt cache is on: none of these runs hits it.
+RUNS = ((0, True), (17, False), (31, True))
 MAX_SEQS, MAX_MODEL_LEN = 256, 4096
 
 Requests = list[GenerationRequest]
@@ -63,6 +64,7 @@ TARGETS: dict[str, dict[str, str]] = {
         "workload A": ">= 10400", "batch 1: per token": "<= 4.1", "decode 64": "<= 7.0",
         "decode 256": "<= 16.2", "prefill": ">= 42000", "shared prefix, cold": "<= 1.20",
         "shared prefix, warm": "<= 1.20", "shared prefix, warm: mean TTFT": "<= 0.17",
+        "cost of the prompt cache without hits": "< 1",
     },
     "smollm2-135m": {"workload A": ">= 41070"},
 }  # fmt: skip
@@ -188,12 +190,19 @@ def shared_prefixes(engine: Engine) -> list[Row]:
 
 
 def throughput(engine: Engine) -> list[Row]:
-    """256 requests at once, each repetition with other tokens."""
-    rates: list[float] = []
-    for shift in SHIFTS:
+    """256 requests at once, each repetition with other tokens, and once without looking for cached prefixes."""
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    for shift, cached in RUNS:
+        engine.scheduler.prefix_cache = cached
         run = burst(engine, workload_a(shift))
-        rates.append(run.tokens / run.seconds)
-    return [Row("workload A", statistics.median(rates), "output tok/s")]
+        rates[cached].append(run.tokens / run.seconds)
+    engine.scheduler.prefix_cache = True
+    on, off = (statistics.median(rates[cached]) for cached in (True, False))
+    return [
+        Row("workload A", on, "output tok/s"),
+        Row("workload A, prompt cache off", off, "output tok/s"),
+        Row("cost of the prompt cache without hits", 100 * (1 - on / off), "%"),
+    ]
 
 
 def burst(engine: Engine, requests: Requests) -> Burst:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from triton import knobs
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.runtime.cache import triton_key
 
@@ -54,7 +55,7 @@ def note_origin(*, cache_hit: bool, **_: Any) -> None:
     _ORIGINS["restored" if cache_hit else "compiled"] += 1
 
 
-triton.knobs.compilation.listener = note_origin
+knobs.compilation.listener = note_origin
 
 
 def prime() -> None:

@@ -59,7 +59,7 @@ class Scheduler:
         # As many again for sequences that ended while a step was in flight.
         self._rows = list(range(rows_for(max_seqs)))
         self._in_flight = 0
-        self._prefix_cache = prefix_cache
+        self.prefix_cache = prefix_cache
         self._tier: HostTier | None = None
         self.loads: list[tuple[int, int]] = []
         self.saves: list[tuple[int, int]] = []
@@ -213,7 +213,7 @@ class Scheduler:
         """Cached blocks that the sequence can begin with."""
         hits: list[Entry] = []
         parent = 0
-        for index in range(cacheable_blocks(sequence) if self._prefix_cache else 0):
+        for index in range(cacheable_blocks(sequence) if self.prefix_cache else 0):
             entry = self.pool.find(sequence.chain.key(index), sequence.chain.content(index), parent)
             if entry is None:
                 break
@@ -224,7 +224,7 @@ class Scheduler:
     def _kept(self, sequence: Sequence, matched: int) -> list[int]:
         """Slots of the second tier with the blocks that come after the `matched` first ones."""
         slots: list[int] = []
-        if self._tier is None or not self._prefix_cache:
+        if self._tier is None or not self.prefix_cache:
             return slots
         for index in range(matched, cacheable_blocks(sequence)):
             slot = self._tier.find(*named(sequence, index))
@@ -246,12 +246,12 @@ class Scheduler:
         return {key for sequence in self.running for key in self._unpublished_keys(sequence)}
 
     def _unpublished_keys(self, sequence: Sequence) -> set[bytes]:
-        if not self._prefix_cache:
+        if not self.prefix_cache:
             return set()
         return {sequence.chain.key(i) for i in range(sequence.published, len(sequence.tokens) // BLOCK_TOKENS)}
 
     def _publish(self, sequence: Sequence, computed: int) -> None:
-        if not self._prefix_cache:
+        if not self.prefix_cache:
             return
         for index in range(sequence.published, computed // BLOCK_TOKENS):
             key, content = sequence.chain.key(index), sequence.chain.content(index)
