@@ -139,4 +139,9 @@ variable "tags" {
     condition     = alltrue([for key, _ in var.tags : !startswith(key, "stoker:") && key != "Name"])
     error_message = "tags can't set Name or keys that begin with stoker:."
   }
+
+  validation {
+    condition     = alltrue([for key, _ in var.tags : can(regex("^[A-Za-z0-9+=.,_:@-]+$", key))])
+    error_message = "Keys of tags may have letters, digits and + - = . , _ : @ only: workers read their tags from instance metadata."
+  }
 }

@@ -42,7 +42,7 @@ run "refuses_bad_values" {
   variables {
     name      = "Stoker"
     gpu_pools = {}
-    tags      = { "stoker:cluster" = "other" }
+    tags      = { "stoker:cluster" = "other", "a b" = "c" }
   }
 
   expect_failures = [var.name, var.gpu_pools, var.tags]

@@ -59,7 +59,7 @@ def test_units_are_valid(hosts: dict[str, Files], tmp_path: Path) -> None:
         unit.parent.mkdir()
         # Programs that are only there on a host would be found missing.
         text = files["/etc/systemd/system/stoker.service"]["content"]
-        unit.write_text(re.sub(r"^(Exec\w+=\+?)\S+", r"\1/bin/true", text, flags=re.M))
+        unit.write_text(re.sub(r"^(Exec\w+=[-+]*)\S+", r"\1/bin/true", text, flags=re.M))
         done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True)
         about = [line for line in (done.stdout + done.stderr).splitlines() if "stoker.service" in line]
         assert not about, about
@@ -147,6 +147,73 @@ def write_program(path: Path, body: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/bash\n{body}\n")
     path.chmod(0o755)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Callable[..., list[str]]:
+    """Runs disk.sh where `mounted` is a mount point and `disks` are what lsblk lists; the calls that matter."""
+    stubs = tmp_path / "bin"
+    for program in ("mount", "mdadm", "mkfs.xfs", "install"):
+        write_program(stubs / program, f'echo "{program} $*" >>{tmp_path}/calls\n[ ! -e {tmp_path}/broken-{program} ]')
+    write_program(stubs / "mountpoint", f'grep -qx "$2" {tmp_path}/mounted')
+    write_program(stubs / "lsblk", f"cat {tmp_path}/disks")
+
+    def run(mounted: str, disks: int, accept: int = 0) -> list[str]:
+        (tmp_path / "mounted").write_text(f"{mounted}\n")
+        local = [f"/dev/nvme{n + 1}n1 Amazon EC2 NVMe Instance Storage" for n in range(disks)]
+        (tmp_path / "disks").write_text("\n".join(["/dev/nvme0n1 Amazon Elastic Block Store", *local, ""]))
+        script = (FILES / "disk.sh").read_text().replace("/opt/dlami", f"{tmp_path}/dlami")
+        path = f"{stubs}:{os.environ['PATH']}"
+        done = subprocess.run(
+            ["bash", "-c", script, "disk", tmp_path / "data"], env={"PATH": path}, capture_output=True
+        )
+        assert done.returncode == accept, done.stderr
+        calls = (tmp_path / "calls").read_text() if (tmp_path / "calls").exists() else ""
+        return [line for line in calls.replace(str(tmp_path), "").splitlines() if not line.startswith("install")]
+
+    return run
+
+
+def test_local_disks_are_striped(disk: Callable[..., list[str]]) -> None:
+    assert disk("/", 2) == [
+        "mdadm --stop --scan",
+        "mdadm --create /dev/md0 --level=0 --force --run --raid-devices=2 /dev/nvme1n1 /dev/nvme2n1",
+        "mkfs.xfs -q -f -K /dev/md0",
+        "mount -o noatime /dev/md0 /data",
+    ]
+
+
+def test_a_single_disk_none_and_one_that_is_mounted(disk: Callable[..., list[str]], tmp_path: Path) -> None:
+    assert disk("/", 0) == []
+    assert disk(f"{tmp_path}/data", 2) == []
+    assert disk("/", 1) == ["mkfs.xfs -q -f -K /dev/nvme1n1", "mount -o noatime /dev/nvme1n1 /data"]
+
+
+def test_disks_that_the_image_mounted_are_taken_as_they_are(disk: Callable[..., list[str]], tmp_path: Path) -> None:
+    assert disk(f"{tmp_path}/dlami/nvme", 2) == ["mount --bind /dlami/nvme/stoker /data"]
+
+
+def test_a_disk_that_fails_ends_the_start(disk: Callable[..., list[str]], tmp_path: Path) -> None:
+    (tmp_path / "broken-mkfs.xfs").touch()
+    assert "mount" not in " ".join(disk("/", 1, accept=1))
+
+
+def test_secrets_go_into_memory_readable_by_nobody_else(tmp_path: Path) -> None:
+    for folder in ("etc/stoker", "run/stoker"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "etc/stoker/stoker.env").write_text("AWS_REGION=eu-central-1\n")
+    (tmp_path / "etc/stoker/secrets").write_text("STOKER_REDIS arn:one\nSTOKER_SECRET seed\n")
+    write_program(tmp_path / "bin/aws", 'echo "value of $6 in $4"')
+    script = re.sub(
+        r" ?(?<![\w.:!])/(etc|run)/", lambda m: m[0].replace("/", f"{tmp_path}/", 1), (FILES / "secrets.sh").read_text()
+    )
+    for _ in range(2):
+        subprocess.run(["bash", "-c", script], env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}, check=True)
+    written = tmp_path / "run/stoker/secrets.env"
+    assert written.read_text() == (
+        'STOKER_REDIS="value of arn:one in eu-central-1"\nSTOKER_SECRET="value of seed in eu-central-1"\n'
+    )
+    assert written.stat().st_mode & 0o777 == 0o600
 
 
 def digest_of(release: Path) -> str:

@@ -26,7 +26,10 @@ if compgen -G "wheels/*.whl" >/dev/null; then offline=(--no-index --find-links w
 /opt/stoker/venv/bin/pip install --quiet --disable-pip-version-check "${offline[@]}" -r "requirements-$([ "$ROLE" = worker ] && echo worker || echo control).txt"
 /opt/stoker/venv/bin/pip install --quiet --disable-pip-version-check --no-index --no-deps ./stoker-*.whl
 
-if [ "$ROLE" = worker ]; then echo "STOKER_POOL=$(about_me tags/instance/stoker:pool)" >>/etc/stoker/stoker.env; fi
+if [ "$ROLE" = worker ]; then
+    pool=$(about_me tags/instance/stoker:pool)
+    echo "STOKER_POOL=$pool" >>/etc/stoker/stoker.env
+fi
 systemctl daemon-reload
 systemctl enable stoker.service
 # A host that is put by into a warm pool starts its service when it is taken out.

@@ -27,5 +27,5 @@ mount_disks() {
 }
 
 mkdir -p "$target"
-mountpoint -q "$target" || mount_disks
+if ! mountpoint -q "$target"; then mount_disks; fi
 install -d -o stoker -g stoker "$target" "$target/logs"
