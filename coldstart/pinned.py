@@ -4,6 +4,7 @@ Torch's own pinned allocator rounds sizes up to powers of two and can't take mem
 """
 
 import logging
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ class Registration:
         self._address = address
         self.active = False
         if length and torch.cuda.is_initialized():
-            code = int(torch.cuda.cudart().cudaHostRegister(address, length, READ_ONLY if read_only else 0))
+            code = int(cudart().cudaHostRegister(address, length, READ_ONLY if read_only else 0))
             self.active = code == 0
             if code:
                 log.warning("%d bytes of host memory can't be registered (CUDA error %d): slower copies", length, code)
@@ -29,4 +30,8 @@ class Registration:
         """No copy from the memory may be under way."""
         if self.active:
             self.active = False
-            torch.cuda.cudart().cudaHostUnregister(self._address)
+            cudart().cudaHostUnregister(self._address)
+
+
+def cudart() -> Any:
+    return torch.cuda.cudart()

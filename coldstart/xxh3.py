@@ -7,7 +7,7 @@ commute, so all blocks of all inputs are summed in parallel; what remains is a s
 import ctypes
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -21,6 +21,7 @@ SHORTEST = 241
 GROUP = 8
 BATCH_BYTES = 4 << 30
 MASK = (1 << 64) - 1
+jit: Any = triton.jit
 
 PRIME32 = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)
 PRIME64 = (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5)
@@ -103,7 +104,7 @@ def accumulators(inputs: Sequence[Input], lengths: Sequence[int], words: torch.T
     return states
 
 
-@triton.jit
+@jit
 def _load(table_ptr, first, count, parts, position, mask):
     """The eight bytes at each `position` of an input whose parts are `first` to `first + count` of the table."""
     address = position * 0
@@ -114,13 +115,13 @@ def _load(table_ptr, first, count, parts, position, mask):
     return word.to(tl.uint64, bitcast=True)
 
 
-@triton.jit
+@jit
 def _products(word, secret):
     key = word ^ secret
     return (key & 0xFFFFFFFF) * (key >> 32)
 
 
-@triton.jit
+@jit
 def _sum_blocks(table_ptr, about_ptr, words_ptr, sums_ptr, parts, inputs, GROUP: tl.constexpr):
     """What each block adds to the accumulators; the last, partial one without the input's last stripe."""
     input = tl.program_id(1)
@@ -141,7 +142,7 @@ def _sum_blocks(table_ptr, about_ptr, words_ptr, sums_ptr, parts, inputs, GROUP:
         tl.store(sums_ptr + rows, total, mask=(block * 1024 < length)[:, None])
 
 
-@triton.jit
+@jit
 def _chain(table_ptr, about_ptr, words_ptr, start_ptr, sums_ptr, states_ptr, parts, inputs):
     input = tl.program_id(0)
     first, base = tl.load(about_ptr + input), tl.load(about_ptr + inputs + input)
@@ -151,7 +152,7 @@ def _chain(table_ptr, about_ptr, words_ptr, start_ptr, sums_ptr, states_ptr, par
     state = tl.load(start_ptr + lane).to(tl.uint64, bitcast=True)
     whole = (length - 1) // 1024
     for begin in range(0, whole, 8):
-        for step in tl.static_range(8):
+        for step in tl.static_range(8):  # type: ignore[reportGeneralTypeIssues]
             block = begin + step
             added = tl.load(sums_ptr + (base + block) * 8 + lane, mask=lane * 0 + block < whole, other=0)
             mixed = state + added.to(tl.uint64, bitcast=True)

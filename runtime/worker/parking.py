@@ -69,7 +69,7 @@ class Parking:
             return None
         self._use(parked)
         await parked.made.wait()
-        if parked.is_there:
+        if parked.is_there and self._is_known(parked):
             return parked
         self.discard(parked)
         return None
