@@ -27,7 +27,7 @@ def check(manifest: Manifest, targets: Mapping[str, torch.Tensor]) -> Verdict:
     converted = [number for number, part in enumerate(pieces) if any(raw[piece.tensor] is None for piece in part)]
     views = {n: views_of(raw, part) for n, part in enumerate(pieces) if n not in set(converted)}
     found = found_digests(views)
-    return Verdict([n for n in views if found[n] != manifest.chunks[n].checksum], converted)
+    return Verdict([n for n in views if manifest.chunks[n].checksum not in (None, found[n])], converted)
 
 
 def is_raw(manifest: Manifest, tensor: int, targets: Sequence[torch.Tensor]) -> bool:

@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from stoker.coldstart.chunk_cache import ChunkCache
+from stoker.coldstart.device_check import check
 from stoker.coldstart.failures import ObjectChanged
 from stoker.coldstart.file_store import FileStore
 from stoker.coldstart.headers import describe, read_or_describe
 from stoker.coldstart.manifest import UNPUBLISHED, Manifest, read_documents
 from stoker.coldstart.s3_store import S3Store
+from stoker.coldstart.upload import load
 from tests.coldstart.fault_server import BUCKET, FaultServer
 from tests.coldstart.fetching import fetch_and_report
 
@@ -99,6 +101,15 @@ def test_unchecked_bytes_are_not_cached(fault_server, write_model, tmp_path: Pat
     fetch_and_report(store, manifest, cache=cache)
     assert not (tmp_path / "cache").exists()
     assert cache.locate(manifest.chunks[0]) is None
+
+
+def test_a_check_on_the_device_has_nothing_to_compare(write_model):
+    store = FileStore(write_model(SHARDS[1]))
+    manifest = describe(store)
+    targets = {name: torch.zeros_like(tensor) for name, tensor in SHARDS[1].items()}
+    load(store, manifest, targets)
+    assert all(torch.equal(targets[name], tensor) for name, tensor in SHARDS[1].items())
+    assert check(manifest, targets).wrong == []
 
 
 def test_from_a_real_store(s3_endpoint: str, write_model, tmp_path: Path):
