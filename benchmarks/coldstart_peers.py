@@ -85,7 +85,8 @@ def fetched(store: Any, manifest: Any, uploader: Any) -> None:
 def safetensors(folder: Path, files: list[str], device: str) -> int:
     from safetensors.torch import load_file
 
-    return sum(tensor.nbytes for file in files for tensor in load_file(folder / file, device=device).values())
+    kept = [load_file(folder / file, device=device) for file in files]
+    return sum(tensor.nbytes for tensors in kept for tensor in tensors.values())
 
 
 def fastsafetensors(folder: Path, files: list[str], device: str) -> int:
@@ -94,26 +95,25 @@ def fastsafetensors(folder: Path, files: list[str], device: str) -> int:
     loader = SafeTensorsFileLoader(SingleGroup(), device, nogds=True)
     loader.add_filenames({0: [str(folder / file) for file in files]})
     buffers = loader.copy_files_to_device()
-    size = sum(buffers.get_tensor(name).nbytes for name in buffers.key_to_rank_lidx)
-    return size
+    kept = [buffers.get_tensor(name) for name in buffers.key_to_rank_lidx]
+    return sum(tensor.nbytes for tensor in kept)
 
 
 def runai(folder: Path, files: list[str], device: str) -> int:
     from runai_model_streamer import SafetensorsStreamer  # type: ignore[import-not-found]
 
-    size = 0
     with SafetensorsStreamer() as streamer:
         streamer.stream_files([str(folder / file) for file in files])
-        kept = {name: tensor.to(device) for name, tensor in streamer.get_tensors()}
-        size = sum(tensor.nbytes for tensor in kept.values())
-    return size
+        kept = [tensor.to(device) for _, tensor in streamer.get_tensors()]
+    return sum(tensor.nbytes for tensor in kept)
 
 
 def instanttensor(folder: Path, files: list[str], device: str) -> int:
     from instanttensor import safe_open  # type: ignore[import-not-found]
 
     with safe_open([str(folder / file) for file in files], framework="pt", device=device) as opened:
-        return sum(tensor.nbytes for _, tensor in opened.tensors())
+        kept = [tensor for _, tensor in opened.tensors()]
+    return sum(tensor.nbytes for tensor in kept)
 
 
 LOADERS: dict[str, Callable[[Path, list[str], str], int]] = {
