@@ -10,6 +10,8 @@ from stoker.runtime.controller.policy_state import MachineState
 
 # A host whose agent reported once and then fell silent; systemd restarts an agent well within this.
 SILENT_S = 60.0
+# What one call may name; the rest has its turn next.
+PROTECTED_AT_ONCE = 50
 
 Bodies = Mapping[str, Mapping[str, Any]]
 
@@ -145,4 +147,4 @@ def protections(group: Group, known: Mapping[str, MachineState], bodies: Bodies,
     }
     on = tuple(i.id for i in group.live if i.id not in idle and not i.protected)
     off = tuple(i.id for i in group.live if i.id in idle and i.protected)
-    return [Protect(group, ids, ids is on) for ids in (on, off) if ids]
+    return [Protect(group, ids[:PROTECTED_AT_ONCE], ids is on) for ids in (on, off) if ids]

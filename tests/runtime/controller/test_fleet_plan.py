@@ -127,6 +127,13 @@ def test_protection_follows_work() -> None:
     ]
 
 
+def test_one_call_names_no_more_hosts_than_it_may() -> None:
+    ids = [f"i-{n}" for n in range(60)]
+    many = group(*(instance(id, protected=False) for id in ids))
+    (call,) = calls(many, memory(*ids), dict.fromkeys(ids, BUSY), Orders({"p": 60}))[:1]
+    assert isinstance(call, Protect) and call.protected and call.instances == tuple(ids[:50])
+
+
 hosts = st.lists(
     st.tuples(
         st.sampled_from(["pending", "running", "leaving"]),
