@@ -42,12 +42,12 @@ class ChatTemplate:
             raise TemplateRefused(f"the model's chat template is broken: {error}") from error
         self._tokens = dict(tokens)
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> str:
         """The prompt up to and including the header of the assistant's next turn."""
         plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
         try:
             return self._template.render(
-                messages=plain, tools=None, documents=None, add_generation_prompt=True, **self._tokens
+                messages=plain, tools=list(tools) or None, documents=None, add_generation_prompt=True, **self._tokens
             )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
             raise TemplateRefused(str(error)) from error

@@ -4,18 +4,13 @@ from starlette.responses import Response
 
 from stoker.coldstart.failures import ColdStartError
 from stoker.queue.records import NewJob
+from stoker.runtime.gateway.answers import ModelObject
 from stoker.runtime.gateway.calls import Call, idempotency_key, new_job
 from stoker.runtime.gateway.endpoint import Incoming, Json
 from stoker.runtime.gateway.errors import ApiError, bad_request, not_found
 from stoker.runtime.gateway.generation import context_limit, estimated_cost, generation_payload
 from stoker.runtime.gateway.prompts import PromptEncoder, TemplateRefused
-from stoker.runtime.gateway.schema import (
-    ChatRequest,
-    CompletionRequest,
-    ModelObject,
-    chat_request,
-    completion_request,
-)
+from stoker.runtime.gateway.schema import ChatRequest, CompletionRequest, chat_request, completion_request
 from stoker.runtime.gateway.structured import answer_grammar
 from stoker.runtime.gateway.token_stream import shape_of, token_stream
 from stoker.runtime.spec import FunctionSpec, short_name
@@ -77,8 +72,13 @@ async def prompt_ids(incoming: Incoming, encoder: PromptEncoder, request: ChatRe
     if isinstance(request, CompletionRequest):
         prompt = request.single_prompt
         return prompt if isinstance(prompt, list) else await prompts.text(encoder, prompt)
+    tools = request.offered_tools
+    if tools and not encoder.tool_style:
+        message = "This model's chat template defines no tools that can be told from its text; leave 'tools' out."
+        raise bad_request(message, param="tools", code="unsupported_parameter")
+    request.use_tools(encoder.tool_style if tools else "")
     try:
-        return await prompts.chat(encoder, [message.as_template_input() for message in request.messages])
+        return await prompts.chat(encoder, [message.as_template_input() for message in request.messages], tools)
     except TemplateRefused as refusal:
         raise bad_request(f"The model's chat template refused the messages: {refusal}.", param="messages") from None
 

@@ -22,6 +22,7 @@ from stoker.runtime.gateway.chat_template import (
     named_tokens,
     template_source,
 )
+from stoker.runtime.gateway.tool_calls import ToolStyle, tool_style
 from stoker.runtime.spec import FunctionSpec, Kind
 
 KEPT_MODELS = 32
@@ -65,12 +66,13 @@ class PromptEncoder:
         self.facts = replace(facts, context=min(longest, facts.context))
         source = template_source(settings, documents.get("chat_template.jinja"))
         self._template = ChatTemplate(source, tokens) if source else None
+        self.tool_style: ToolStyle = tool_style(source or "")
 
-    def chat(self, messages: Sequence[Message]) -> list[int]:
+    def chat(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[int]:
         """Raises TemplateRefused when the model has no template or the template rejects the conversation."""
         if self._template is None:
             raise TemplateRefused("this model has no chat template; use /v1/completions")
-        return self._tokenizer.encode(self._template.render(messages), add_special_tokens=False).ids
+        return self._tokenizer.encode(self._template.render(messages, tools), add_special_tokens=False).ids
 
     def text(self, prompt: str) -> list[int]:
         """Whether a BOS token comes first is tokenizer.json's decision, as in transformers."""
@@ -167,8 +169,10 @@ class PromptEncoders:
         load.add_done_callback(failed)
         return load
 
-    async def chat(self, encoder: PromptEncoder, messages: Sequence[Message]) -> list[int]:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, encoder.chat, messages)
+    async def chat(
+        self, encoder: PromptEncoder, messages: Sequence[Message], tools: Sequence[Message] = ()
+    ) -> list[int]:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, encoder.chat, messages, tools)
 
     async def text(self, encoder: PromptEncoder, prompt: str) -> list[int]:
         return await asyncio.get_running_loop().run_in_executor(self._pool, encoder.text, prompt)

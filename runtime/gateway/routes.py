@@ -16,6 +16,7 @@ from stoker.runtime.gateway import (
     openai_routes,
     system_routes,
 )
+from stoker.runtime.gateway.answers import ChatCompletion, Completion, ModelList, ModelObject
 from stoker.runtime.gateway.app_routes import AppObject, AppRequest
 from stoker.runtime.gateway.batch_routes import BATCH_ENDPOINTS
 from stoker.runtime.gateway.deploy_routes import (
@@ -31,14 +32,7 @@ from stoker.runtime.gateway.file_routes import FILE_ENDPOINTS
 from stoker.runtime.gateway.fleet_routes import FLEET_ENDPOINTS
 from stoker.runtime.gateway.job_object import JobObject, JobPage, SubmittedJob
 from stoker.runtime.gateway.openapi import describe
-from stoker.runtime.gateway.schema import (
-    ChatCompletion,
-    ChatRequest,
-    Completion,
-    CompletionRequest,
-    ModelList,
-    ModelObject,
-)
+from stoker.runtime.gateway.schema import ChatRequest, CompletionRequest
 from stoker.runtime.gateway.tenant_endpoints import TENANT_ENDPOINTS
 from stoker.runtime.gateway.usage_routes import USAGE_ENDPOINTS
 

@@ -1,17 +1,28 @@
-"""Bodies of requests (validated) and of answers (typed), in OpenAI's shapes; /openapi.json is made from them."""
+"""Bodies of requests in OpenAI's shapes, validated; /openapi.json is made from them."""
 
+import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NotRequired, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, field_validator, model_validator
-from typing_extensions import TypedDict
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from stoker.runtime.gateway.errors import bad_request, invalid_fields
+from stoker.runtime.gateway.tool_calls import ToolStyle
 
 INT64 = 1 << 63
 STOP_LIMIT = 4
 BIAS_LIMIT = 1024
 CHOICES_LIMIT = 32
+TOOLS_LIMIT = 128
 TOP_LOGPROBS_LIMIT = 20
 
 NonEmpty = Annotated[str, Field(min_length=1)]
@@ -36,14 +47,62 @@ class TextPart(Body):
         return value
 
 
-class ChatMessage(Body):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
+class FunctionCall(Body):
+    name: NonEmpty
+    arguments: str
 
-    def as_template_input(self) -> dict[str, str]:
+
+class ToolCall(Body):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+    def as_template_input(self) -> dict[str, Any]:
+        """Templates print the arguments themselves, so they get them as a value where that is possible."""
+        try:
+            arguments = json.loads(self.function.arguments)
+        except ValueError:
+            arguments = self.function.arguments
+        return {"id": self.id, "type": "function", "function": {"name": self.function.name, "arguments": arguments}}
+
+
+class ChatMessage(Body):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    def as_template_input(self) -> dict[str, Any]:
         """Parts are joined by line breaks; `developer` is OpenAI's newer name of `system`."""
         parts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content or []]
-        return {"role": "system" if self.role == "developer" else self.role, "content": "\n".join(parts)}
+        said: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": "\n".join(parts),
+        }
+        if self.tool_calls:
+            said["tool_calls"] = [call.as_template_input() for call in self.tool_calls]
+        return said | ({"tool_call_id": self.tool_call_id} if self.tool_call_id else {})
+
+
+class FunctionDefinition(Body):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class ToolName(Body):
+    name: NonEmpty
+
+
+class ToolChoice(Body):
+    type: Literal["function"]
+    function: ToolName
 
 
 class StreamOptions(Body):
@@ -124,6 +183,11 @@ class Sampling(Body):
         return self.n or 1
 
     @property
+    def tool_style(self) -> ToolStyle:
+        """How tool calls stand in the answer's text; "" when none are looked for."""
+        return ""
+
+    @property
     def logprobs_count(self) -> int | None:
         """How many of the likeliest tokens are named beside each token's own log-probability; None: no such thing."""
         return None
@@ -142,6 +206,32 @@ class ChatRequest(Sampling):
     max_completion_tokens: Annotated[int, Field(ge=1, lt=INT64)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS_LIMIT)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=TOOLS_LIMIT)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    _tool_style: ToolStyle = PrivateAttr("")
+
+    @property
+    def tool_style(self) -> ToolStyle:
+        """The model's, once `use_tools` has told it."""
+        return self._tool_style
+
+    def use_tools(self, style: ToolStyle) -> None:
+        self._tool_style = style
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """What the template shows the model."""
+        if self.tool_choice == "none":
+            return []
+        return [tool.model_dump(exclude_none=True) for tool in self.tools or []]
+
+    @property
+    def forced_functions(self) -> list[dict[str, Any]]:
+        """The functions of which one has to be called; empty when the model may also just talk."""
+        functions = [tool["function"] for tool in self.offered_tools]
+        if isinstance(self.tool_choice, ToolChoice):
+            return [function for function in functions if function["name"] == self.tool_choice.function.name]
+        return functions if self.tool_choice == "required" else []
 
     @property
     def logprobs_count(self) -> int | None:
@@ -175,7 +265,6 @@ class CompletionRequest(Sampling):
 
 
 CHAT_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "tools": ([],),
     "functions": ([],),
     "modalities": (["text"],),
     "audio": (),
@@ -220,7 +309,19 @@ def chat_request(fields: Mapping[str, Any]) -> ChatRequest:
     request = validated(ChatRequest, fields, CHAT_NEUTRAL)
     if request.top_logprobs is not None and not request.logprobs:
         raise bad_request("'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs")
+    check_tool_choice(request)
     return request
+
+
+def check_tool_choice(request: ChatRequest) -> None:
+    names = [tool.function.name for tool in request.tools or []]
+    if len(set(names)) < len(names):
+        raise bad_request("Two tools have the same name.", param="tools")
+    if request.tool_choice not in (None, "none", "auto") and not request.forced_functions:
+        raise bad_request("'tool_choice' names a function that is not among the 'tools'.", param="tool_choice")
+    if request.forced_functions and (request.response_format or request.structured_outputs):
+        message = "A forced tool call and another form of answer exclude each other."
+        raise bad_request(message, param="tool_choice")
 
 
 def completion_request(fields: Mapping[str, Any]) -> CompletionRequest:
@@ -229,109 +330,3 @@ def completion_request(fields: Mapping[str, Any]) -> CompletionRequest:
         message = "'best_of' other than 'n' is not supported: ask for 'n' answers with 'logprobs' and choose."
         raise bad_request(message, param="best_of", code="unsupported_parameter")
     return request
-
-
-class PromptTokensDetails(TypedDict):
-    cached_tokens: int
-
-
-class Usage(TypedDict):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-
-
-class TokenLogprob(TypedDict):
-    """`bytes` are the token's own; `token` shows what of them is no whole character as U+FFFD."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class LogprobEntry(TokenLogprob):
-    top_logprobs: list[TokenLogprob]
-
-
-class ChatLogprobs(TypedDict):
-    content: list[LogprobEntry]
-    refusal: None
-
-
-class CompletionLogprobs(TypedDict):
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    text_offset: list[int]
-
-
-class AssistantMessage(TypedDict):
-    role: Literal["assistant"]
-    content: str
-    refusal: None
-
-
-class ChatChoice(TypedDict):
-    index: int
-    message: AssistantMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
-
-
-class ChatCompletion(TypedDict):
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-
-
-class Delta(TypedDict):
-    role: NotRequired[Literal["assistant"]]
-    content: NotRequired[str]
-
-
-class ChunkChoice(TypedDict):
-    index: int
-    delta: Delta
-    logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
-
-
-class ChatCompletionChunk(TypedDict):
-    id: str
-    object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
-    choices: list[ChunkChoice]
-    usage: NotRequired[Usage | None]
-
-
-class TextChoice(TypedDict):
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
-
-
-class Completion(TypedDict):
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    choices: list[TextChoice]
-    usage: NotRequired[Usage | None]
-
-
-class ModelObject(TypedDict):
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-
-
-class ModelList(TypedDict):
-    object: Literal["list"]
-    data: list[ModelObject]

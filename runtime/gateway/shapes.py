@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stoker.runtime.gateway.schema import (
+from stoker.runtime.gateway.answers import (
     ChatCompletion,
     ChatCompletionChunk,
     Completion,
     CompletionLogprobs,
-    Delta,
     LogprobEntry,
     Usage,
 )
+from stoker.runtime.gateway.tool_calls import ToolSplitter, ToolStyle, message_of
 
 Entries = Sequence[LogprobEntry] | None
 
@@ -32,21 +32,27 @@ def choices_of(result: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 class ChatShape:
-    """Builds the objects of one /v1/chat/completions answer."""
+    """Builds the objects of one /v1/chat/completions answer. With a tool style, tool calls are split off the text."""
 
-    def __init__(self, job_id: str, model: str, created: int, include_usage: bool = False) -> None:
+    def __init__(
+        self, job_id: str, model: str, created: int, include_usage: bool = False, tool_style: ToolStyle = ""
+    ) -> None:
         self._head = {"id": f"chatcmpl-{job_id}", "created": created, "model": model}
         self._tail: dict[str, Any] = {"usage": None} if include_usage else {}
+        self._job_id = job_id
+        self._tool_style: ToolStyle = tool_style
+        self._splitters: dict[int, ToolSplitter] = {}
 
     def whole(self, result: Mapping[str, Any]) -> ChatCompletion:
         choices = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": choice["text"], "refusal": None},
+                "message": {"role": "assistant", "refusal": None, **message},
                 "logprobs": chat_logprobs(choice.get("logprobs")),
-                "finish_reason": choice["finish_reason"],
+                "finish_reason": finish_of(choice["finish_reason"], "tool_calls" in message),
             }
             for index, choice in enumerate(choices_of(result))
+            if (message := self._message(choice["text"], index))
         ]
         body = {"object": "chat.completion", "choices": choices, "usage": usage_object(result["usage"])}
         return {**self._head, **body}  # type: ignore[return-value]
@@ -57,18 +63,44 @@ class ChatShape:
     def text(self, text: str, index: int = 0, entries: Entries = None) -> ChatCompletionChunk:
         return self._chunk({"content": text}, None, index, entries)
 
+    def split(self, text: str, index: int, entries: Entries) -> list[ChatCompletionChunk]:
+        """The chunks of a piece of text: none while it may be part of a call's beginning."""
+        deltas = self._splitter(index).feed(text) or ([{}] if entries else [])
+        return [self._chunk(delta, None, index, None if n else entries) for n, delta in enumerate(deltas)]
+
+    def rest(self, index: int) -> list[ChatCompletionChunk]:
+        """Text that was held back as the beginning of a call, and was none."""
+        deltas = self._splitter(index).finish() if self._tool_style else []
+        return [self._chunk(delta, None, index) for delta in deltas]
+
     def last(self, finish_reason: str, index: int = 0) -> ChatCompletionChunk:
-        return self._chunk({}, finish_reason, index)
+        called = index in self._splitters and self._splitters[index].calls > 0
+        return self._chunk({}, finish_of(finish_reason, called), index)
 
     def usage(self, usage: Mapping[str, Any]) -> ChatCompletionChunk:
         body = {"object": "chat.completion.chunk", "choices": [], "usage": usage_object(usage)}
         return {**self._head, **body}  # type: ignore[return-value]
 
+    def _splitter(self, index: int) -> ToolSplitter:
+        if index not in self._splitters:
+            self._splitters[index] = ToolSplitter(self._tool_style, f"call_{self._job_id}-{index}")
+        return self._splitters[index]
+
+    def _message(self, text: str, index: int) -> dict[str, Any]:
+        if not self._tool_style:
+            return {"content": text}
+        splitter = self._splitter(index)
+        return message_of([*splitter.feed(text), *splitter.finish()])
+
     def _chunk(
-        self, delta: Delta, finish_reason: str | None, index: int, entries: Entries = None
+        self, delta: Mapping[str, Any], finish_reason: str | None, index: int, entries: Entries = None
     ) -> ChatCompletionChunk:
         choice = {"index": index, "delta": delta, "logprobs": chat_logprobs(entries), "finish_reason": finish_reason}
         return {**self._head, "object": "chat.completion.chunk", "choices": [choice], **self._tail}  # type: ignore[return-value]
+
+
+def finish_of(reason: str, called: bool) -> str:
+    return "tool_calls" if called and reason == "stop" else reason
 
 
 def chat_logprobs(entries: Entries) -> dict[str, Any] | None:
@@ -98,6 +130,12 @@ class CompletionShape:
         start = self._offsets.get(index, 0)
         self._offsets[index] = start + sum(map(characters, entries or ()))
         return self._chunk(choice_object(index, text, None, logprobs_object(entries, start)))
+
+    def split(self, text: str, index: int, entries: Entries) -> list[Completion]:
+        return [self.text(text, index, entries)]
+
+    def rest(self, index: int) -> list[Completion]:
+        return []
 
     def last(self, finish_reason: str, index: int = 0) -> Completion:
         return self._chunk(choice_object(index, "", finish_reason, None))

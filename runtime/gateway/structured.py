@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable
 
 from stoker.runtime.gateway.errors import ApiError, bad_request
-from stoker.runtime.gateway.schema import Sampling, StructuredOutputs
+from stoker.runtime.gateway.schema import ChatRequest, Sampling, StructuredOutputs
+from stoker.runtime.gateway.tool_calls import forced_grammar
 from stoker.runtime.grammar import (
     ANY_OBJECT,
     GrammarRefused,
@@ -42,6 +43,9 @@ def refused(param: str, reason: str) -> ApiError:
 def asked(request: Sampling) -> tuple[str, Make] | None:
     """The field that says it, and what makes a grammar of it."""
     wanted, form = request.structured_outputs, request.response_format
+    if isinstance(request, ChatRequest) and request.forced_functions:
+        style, functions = request.tool_style, request.forced_functions
+        return "tools", lambda: lark_grammar(forced_grammar(style, functions))
     if form and form.json_schema and form.type == "json_schema":
         schema = form.json_schema.schema_
         return "response_format", lambda: json_grammar(schema)

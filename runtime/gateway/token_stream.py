@@ -19,8 +19,8 @@ from stoker.runtime.gateway.shapes import ChatShape, CompletionShape, Entries, S
 
 
 def shape_of(request: Sampling, job_id: str) -> Shape:
-    kind = ChatShape if isinstance(request, ChatRequest) else CompletionShape
-    return kind(job_id, request.model, int(time.time()), request.include_usage)
+    told = (job_id, request.model, int(time.time()), request.include_usage)
+    return ChatShape(*told, request.tool_style) if isinstance(request, ChatRequest) else CompletionShape(*told)
 
 
 def token_stream(incoming: Incoming, call: Call, request: Sampling) -> Response:
@@ -74,6 +74,7 @@ class TokenFrames:
             told = self._told[index]
             entries = (choice.get("logprobs") or [])[told.logprobs :]
             ends += self._shown(index, choice["text"][told.text :], entries, "") or self._begin(index)
+            ends += b"".join(map(sse.event, self._shape.rest(index)))
             ends += sse.event(self._shape.last(choice["finish_reason"], index))
         return ends
 
@@ -84,6 +85,8 @@ class TokenFrames:
         head = b"" if told.begun else self._begin(index)
         told.text += len(text)
         told.logprobs += len(entries or ())
+        if self._request.tool_style:
+            return head + b"".join(sse.event(chunk, id=id) for chunk in self._shape.split(text, index, entries))
         if index == 0 and not entries:
             return head + self._plain.fill(text, id)
         return head + sse.event(self._shape.text(text, index, entries), id=id)
