@@ -4,7 +4,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
 import httpx
 
@@ -100,6 +100,30 @@ class App:
                 weights=weights,
                 model=options,
                 slo=slo or SLO(),
+                scaling=Scaling(min_replicas, max_replicas, idle_timeout),
+                limits=Limits(run_within_s=timeout),
+            )
+        )
+
+    def embed(
+        self,
+        name: str,
+        *,
+        weights: str,
+        dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+        min_replicas: int = 0,
+        max_replicas: int = 1,
+        idle_timeout: float = 60.0,
+        timeout: float = 600.0,
+    ) -> FunctionSpec:
+        """A text encoder published with `stoker push`, served under /v1/embeddings."""
+        return self._add(
+            FunctionSpec(
+                name=name,
+                kind="embed",
+                app=self.name,
+                weights=weights,
+                model=ModelOptions(dtype=dtype),
                 scaling=Scaling(min_replicas, max_replicas, idle_timeout),
                 limits=Limits(run_within_s=timeout),
             )

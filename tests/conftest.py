@@ -68,6 +68,14 @@ def minilm_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
+def minilm_store_url(minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The same model published to a file:// store."""
+    url = tmp_path_factory.mktemp("minilm").as_uri()
+    publish(minilm_dir, open_store(url))
+    return url
+
+
+@pytest.fixture(scope="session")
 def smollm2_cache(pytestconfig: pytest.Config) -> Path:
     return pytestconfig.cache.mkdir(f"smollm2-{converter_digest(gguf_path())}")
 

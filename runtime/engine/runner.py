@@ -130,6 +130,7 @@ class Runner:
             with warming_up():
                 for shape in warm_up_shapes(self._options):
                     self.run([self.dummy_work(shape.start, shape.tokens)] * shape.sequences)
+                self._steering.warm_up()
         finally:
             self.weights = weights
         self.kv[NULL_BLOCK].zero_()

@@ -95,6 +95,16 @@ class Steering:
             errors, [asked[i].place for i in wanting], *self._logprobs(raw, chosen.index_select(0, wanted), most)
         )
 
+    def warm_up(self) -> None:
+        """Runs the kernels that plain steps don't."""
+        scores = torch.zeros(2, self._vocab_size, device=self._device)
+        words = torch.full((2, -(-self._vocab_size // 32)), -1, dtype=torch.int32, device=self._device)
+        slots, top_k = words[:, 0].contiguous(), torch.zeros(2, dtype=torch.int32, device=self._device)
+        one, seeds = scores[:, 0] + 1, torch.zeros(2, dtype=torch.int64, device=self._device)
+        for allowed in (None, words):
+            ops.steer(scores, words, slots, one, one, one, allowed)
+        ops.sample(scores, one, top_k, one, one * 0, seeds, seeds)
+
     def _follow(self, work: Seq[Work]) -> tuple[list[Asked], dict[int, str]]:
         """The rows to go through, and those whose grammar can't go on."""
         asked: list[Asked] = []
