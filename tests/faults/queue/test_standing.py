@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -77,6 +78,7 @@ async def test_a_stopped_worker_loses_what_it_was_handed(
 @pytest.mark.parametrize("fault", ["stall", "cut", "server"])
 async def test_a_message_that_is_lost_on_its_way(
     server: EmbeddedValkey,
+    raw: redis.Redis,
     broker: Broker,
     job: MakeJob,
     tmp_path: Path,
@@ -96,6 +98,7 @@ async def test_a_message_that_is_lost_on_its_way(
         proxy.stall()
         assert (await broker.enqueue(new)).state is JobState.RUNNING
         if fault == "server":
+            await asyncio.to_thread(until_written, raw)
             await asyncio.to_thread(kill_and_restart, server)
         if fault != "stall":
             proxy.cut()
@@ -107,6 +110,14 @@ async def test_a_message_that_is_lost_on_its_way(
         record = await broker.job(new.id)
         assert record and record.state is JobState.SUCCEEDED
         await bells.close()
+
+
+def until_written(raw: redis.Redis) -> None:
+    """A server holds back what it writes for up to two seconds while the disk takes long over an fsync."""
+    deadline = time.monotonic() + 20
+    while raw.info("persistence")["aof_buffer_length"]:  # type: ignore[index]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 async def reconnected(claimer: Claimer) -> list[Any]:
