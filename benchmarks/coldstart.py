@@ -27,6 +27,8 @@ import psutil
 from benchmarks.first_token import evict, fall_asleep, preload
 from benchmarks.models import SHAPES, published
 from benchmarks.report import print_table, save, spread
+from stoker.coldstart.timeline import Row
+from stoker.coldstart.waterfall import bottleneck, trace_events
 from stoker.runtime.local import LocalStack
 
 DATA = Path(".stoker")
@@ -115,17 +117,13 @@ def run_case(case: str, model: str, weights: str, runs: int) -> list[dict[str, A
             return [measure(stack, case, model, weights, run) for run in range(runs)]
 
 
-def chrome_trace(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Complete events of the Trace Event Format, one process row per start; microseconds."""
+def chrome_trace(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """All starts in one trace, each as a process of its own."""
     events = []
     for number, result in enumerate(results):
-        name = {"name": f"{result['case']} {result['run']}"}
-        events.append({"ph": "M", "pid": number, "tid": 0, "name": "process_name", "args": name})
-        for row, phase in enumerate(result["timeline"]):
-            span = {"ts": phase["start_s"] * 1e6, "dur": phase["seconds"] * 1e6}
-            facts = {"bytes": phase["bytes"], **phase.get("facts", {})}
-            events.append({"ph": "X", "pid": number, "tid": row, "name": phase["name"], **span, "args": facts})
-    return events
+        rows = [Row(**phase) for phase in result["timeline"]]
+        events += trace_events(rows, number, f"{result['case']} {result['run']}")
+    return {"traceEvents": events}
 
 
 def report(model: str, results: list[dict[str, Any]], cases: list[str]) -> None:
@@ -135,7 +133,9 @@ def report(model: str, results: list[dict[str, Any]], cases: list[str]) -> None:
     for case in cases:
         last = next(result for result in reversed(results) if result["case"] == case)
         header = ("phase", "from s", "seconds", "GB", "GB/s")
-        print_table(f"timeline, {case}", header, [phase_row(phase) for phase in last["timeline"]])
+        longest = bottleneck([Row(**phase) for phase in last["timeline"]])
+        title = f"timeline, {case}" + (f": most of it is {longest[0]}, {longest[1]:.2f} s" if longest else "")
+        print_table(title, header, [phase_row(phase) for phase in last["timeline"]])
 
 
 def phase_row(phase: dict[str, Any]) -> tuple[Any, ...]:
@@ -158,7 +158,7 @@ def main() -> None:
     results = [result for case in cases for result in run_case(case, options.model, weights, options.runs)]
     report(options.model, results, cases)
     if options.trace:
-        options.trace.write_text(json.dumps({"traceEvents": chrome_trace(results)}))
+        options.trace.write_text(json.dumps(chrome_trace(results)))
     arguments = {"model": options.model, "runs": options.runs, "cases": cases}
     print("written to", save("coldstart", arguments, results, options.json))
 

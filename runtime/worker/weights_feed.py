@@ -99,8 +99,8 @@ class WeightsFeed:
 
 
 def resident_files(store: ObjectStore, manifest: Manifest) -> list[str]:
-    """The model's files on this machine, when they lie there and are in memory; otherwise none."""
-    if not isinstance(store, FileStore):
+    """The model's files on this machine, when they lie there, are in memory and have checksums; otherwise none."""
+    if not isinstance(store, FileStore) or not manifest.published:
         return []
     paths = [store.folder / entry.name for entry in manifest.files]
     middles = ((paths[chunk.file], chunk.offset + chunk.length // 2) for chunk in manifest.chunks)
