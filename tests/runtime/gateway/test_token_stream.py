@@ -15,6 +15,7 @@ from stoker.queue.records import Claim, pack
 from stoker.runtime.gateway.metrics import Metrics
 from stoker.runtime.gateway.schema import ChatRequest, CompletionRequest, chat_request, completion_request
 from stoker.runtime.gateway.token_stream import TokenFrames, shape_of
+from stoker.runtime.gateway.tool_calls import message_of
 from stoker.runtime.worker.answer import Answer
 from stoker.runtime.worker.deltas import chunk_of
 
@@ -57,6 +58,7 @@ class Talk:
     order: list[int]
     stop: list[str] = field(default_factory=list)
     logprobs: bool = False
+    tools: bool = False
 
 
 def entry(token: int) -> dict[str, Any]:
@@ -114,8 +116,8 @@ def put_together(chunks: list[Any], chat: bool, count: int) -> list[dict[str, An
         body = {"index": index, "finish_reason": own[-1]["finish_reason"]}
         if chat:
             assert own[0]["delta"]["role"] == "assistant" and all("role" not in choice["delta"] for choice in own[1:])
-            text = "".join(choice["delta"].get("content", "") for choice in own)
-            body["message"] = {"role": "assistant", "content": text, "refusal": None}
+            message = message_of([choice["delta"] for choice in own])
+            body["message"] = {"role": "assistant", "refusal": None, **message}
             logprobs = {**logprobs, "refusal": None} if logprobs else None
         else:
             body["text"] = "".join(choice["text"] for choice in own)
@@ -123,7 +125,10 @@ def put_together(chunks: list[Any], chat: bool, count: int) -> list[dict[str, An
     return made
 
 
-PIECES = st.lists(st.sampled_from(["a", "EN", "D", "ü", "\U0001f600", "stop", " "]), max_size=12).map("".join)
+CALL = '<tool_call>{"name": "f", "arguments": {"a": "ü"}}</tool_call>'
+PIECES = st.lists(st.sampled_from(["a", "EN", "D", "ü", "\U0001f600", "stop", " ", CALL, "<tool"]), max_size=12).map(
+    "".join
+)
 
 
 @st.composite
@@ -135,7 +140,11 @@ def talks(draw: st.DrawFn) -> Talk:
         choices.append([data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)])
     order = draw(st.lists(st.integers(0, 2), max_size=12))
     return Talk(
-        choices, order, draw(st.sampled_from([[], ["END"], ["EN", "stop"], ["\U0001f600"]])), draw(st.booleans())
+        choices,
+        order,
+        draw(st.sampled_from([[], ["END"], ["EN", "stop"], ["\U0001f600"]])),
+        logprobs=draw(st.booleans()),
+        tools=draw(st.booleans()),
     )
 
 
@@ -151,11 +160,13 @@ async def test_pieces_add_up_to_the_whole_answer(chat: bool) -> None:
     for talk in seen:
         answer, events = tell(talk)
         fields = {"model": "m", "n": len(talk.choices), "stream": True, "stream_options": {"include_usage": True}}
-        request = (
+        request: Any = (
             chat_request({**fields, "messages": [{"role": "user", "content": "x"}]})
             if chat
             else completion_request({**fields, "prompt": "x"})
         )
+        if chat and talk.tools:
+            request.use_tools("hermes")
         *chunks, counted = await streamed(request, answer, events)
         whole: Any = shape_of(request, "job").whole(answer.result())
         assert put_together(chunks, chat, len(talk.choices)) == whole["choices"], talk
