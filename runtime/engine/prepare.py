@@ -1,11 +1,25 @@
-"""`state.derive` in one Triton launch: a program per sequence, and one for the padding behind them."""
+"""A step's input on a GPU: the upload, read where the host wrote it, and `state.derive` in one Triton launch, a program
+per sequence and one for the padding behind them."""
 
 import torch
 import triton.language as tl
 
-from stoker.kernels.launch import jit, power_of_two
+from stoker.kernels.launch import cdiv, jit, power_of_two
 from stoker.runtime.engine.prefix import BLOCK_TOKENS
 from stoker.runtime.engine.state import Batch, Table
+
+
+def fetch(target: torch.Tensor, pinned: torch.Tensor) -> None:
+    """Copies int32 words out of pinned host memory. Not a copy of the driver's: those run one after the other, and a
+    step would wait for all the weights of another model that are on their way."""
+    size = pinned.numel()
+    _fetch[(cdiv(size, 1024),)](target, pinned, size, 1024, num_warps=4)
+
+
+@jit(do_not_specialize=["size"])
+def _fetch(target_ptr, pinned_ptr, size, BLOCK: tl.constexpr):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target_ptr + index, tl.load(pinned_ptr + index, mask=index < size), mask=index < size)
 
 
 def derive(

@@ -68,8 +68,9 @@ class Table:
     def receive(self, upload: Upload) -> None:
         """Queues the upload of what was written into the buffer, and the changes of the table."""
         if self.words is not self._staging[0]:
-            size = len(upload.words)
-            self.words[:size].copy_(self._staging[0][:size], non_blocking=True)
+            from stoker.runtime.engine.prepare import fetch
+
+            fetch(self.words, self._staging[0][: len(upload.words)])
         self._change(upload.tail)
 
     def _change(self, tail: Tail) -> None:

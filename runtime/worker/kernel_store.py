@@ -12,7 +12,7 @@ import platform
 import shutil
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -44,7 +44,7 @@ class Restored:
 
     source: str = "none"
     artifact: bytes = b""
-    began_ns: int = field(default_factory=time.monotonic_ns)
+    began_ns: int = 0
     ended_ns: int = 0
     files: frozenset[str] = frozenset()
 
@@ -77,6 +77,7 @@ class KernelStore:
         return found
 
     def place(self, found: Restored, cache: Path) -> None:
+        found.began_ns = time.monotonic_ns()
         try:
             if found.artifact:
                 unpack(found.artifact, self.key, cache)
