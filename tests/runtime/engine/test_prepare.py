@@ -32,7 +32,12 @@ def random_work(rng: random.Random, rows: int, width: int, sequences: int) -> li
 
 def check(device: str) -> None:
     from stoker.runtime.engine.prepare import derive as in_triton
+    from stoker.runtime.engine.prepare import fetch
 
+    words = torch.arange(3001, dtype=torch.int32, pin_memory=device == "cuda")
+    target = torch.full((4000,), -1, dtype=torch.int32, device=device)
+    fetch(target, words)
+    assert target[:3001].cpu().equal(words) and (target[3001:] == -1).all()
     rng = random.Random(5)
     for width in (5, 100):
         table = Table(12, width, Bucket(12, 20_000), device)
