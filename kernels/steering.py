@@ -29,18 +29,18 @@ def steer(
 
 @jit(
     do_not_specialize=["bits_stride"],
-    do_not_specialize_on_alignment=["slots_ptr", "presence_ptr", "frequency_ptr", "repetition_ptr", "bits_ptr"],
+    do_not_specialize_on_alignment=["lines_ptr", "presence_ptr", "frequency_ptr", "repetition_ptr", "bits_ptr"],
 )
 def _steer(
-    logits_ptr, seen_ptr, slots_ptr, presence_ptr, frequency_ptr, repetition_ptr, bits_ptr, stride, bits_stride,
+    scores_ptr, seen_ptr, lines_ptr, presence_ptr, frequency_ptr, repetition_ptr, bits_ptr, stride, bits_stride,
     VOCAB: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = token < VOCAB
-    place = logits_ptr + row.to(tl.int64) * stride + token
+    place = scores_ptr + row.to(tl.int64) * stride + token
     logits = tl.load(place, mask=inside, other=0)
-    slot = tl.load(slots_ptr + row)
+    slot = tl.load(lines_ptr + row)
     if slot >= 0:
         seen = tl.load(seen_ptr + slot.to(tl.int64) * VOCAB + token, mask=inside, other=0)
         count = seen % PROMPT

@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from stoker.kernels import activation, attention, filters, gemv, norm, rope, sampling, tuning
+from stoker.kernels import activation, attention, filters, full_attention, gemv, norm, rope, sampling, steering, tuning
 from stoker.kernels.attention_plan import Plan, plan
 from stoker.kernels.tuning import Tiles
 
@@ -27,7 +27,8 @@ POINTERS = {
     "peak": "fp32", "total": "fp32", "partial": "fp32", "temperature": "fp32", "top_k": "i32", "top_p": "fp32",
     "min_p": "fp32", "seed": "i64", "position": "i64", "peaks": "fp32", "scores": "fp32", "winners": "i32",
     "tokens": "i64", "masses": "fp32", "tops": "fp32", "summary": "fp32", "limits": "i32", "lists": "i16",
-    "counts": "i32",
+    "counts": "i32", "seen": "i32", "lines": "i32", "bits": "i32", "presence": "fp32", "frequency": "fp32",
+    "repetition": "fp32",
 }  # fmt: skip
 
 
@@ -51,6 +52,13 @@ def compile_for_hopper(kernel, constants: dict[str, object], warps: int, stages:
     source = ASTSource(kernel, signature, folded, aligned)
     options = {"num_warps": warps, "num_stages": stages} | ({"maxnreg": registers} if registers else {})
     return triton.compile(source, target=HOPPER, options=options)
+
+
+def test_encoder_attention(tmp_path):
+    constants = {"DIM": 64, "BLOCK_M": 64, "BLOCK_N": 64, "PRECISION": "tf32"}
+    compiled = compile_for_hopper(full_attention._full_attention, constants, 4)
+    assert local_bytes(compiled, tmp_path) <= SPILL_LIMIT
+    assert "wgmma.mma_async" in compiled.asm["ptx"]
 
 
 def local_bytes(compiled, folder: Path) -> int:
@@ -133,6 +141,7 @@ ELEMENTWISE = {
     ),
     "scan": (sampling._scan, {"VOCAB": 128256, "GROUPS": 32}, 4),
     "collect": (filters._collect, {"VOCAB": 128256, "LIST": 512}, 4),
+    "steer": (steering._steer, {"VOCAB": 128256, "MASKED": True, "BLOCK": 2048}, 4),
     "gemv": (gemv._gemv, {"DEPTH": 4096, "ROWS": 1, "BLOCK_N": 1, "BLOCK_K": 2048, "BIAS": False, "GATED": False}, 8),
     "gated gemv": (
         gemv._gemv,
