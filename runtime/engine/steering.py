@@ -26,11 +26,12 @@ LEAST_LOGPROB = -9999.0
 
 
 class Steered(NamedTuple):
-    """`errors` by place in the step's work; `rows` are the places that `logprobs` f32[R, 1 + K] (the sampled token's,
-    then the likeliest tokens') and `likeliest` i64[R, K] are for. They are on the host once the step is."""
+    """`errors` by place in the step's work. `rows` are the places that `logprobs` f32[R, 1 + K] (the sampled token's,
+    then the likeliest tokens') and `likeliest` i64[R, K] are for, each with how many of the K it asked for. They are on
+    the host once the step is."""
 
     errors: dict[int, str]
-    rows: list[int]
+    rows: list[tuple[int, int]]
     logprobs: torch.Tensor | None = None
     likeliest: torch.Tensor | None = None
 
@@ -39,7 +40,10 @@ class Steered(NamedTuple):
             return {}
         values = self.logprobs.nan_to_num(nan=LEAST_LOGPROB, neginf=LEAST_LOGPROB).tolist()
         ids = self.likeliest.tolist()
-        return {row: TokenLogprobs(v[0], i, v[1:]) for row, v, i in zip(self.rows, values, ids, strict=True)}
+        return {
+            place: TokenLogprobs(own[0], names[:count], own[1 : 1 + count])
+            for (place, count), own, names in zip(self.rows, values, ids, strict=True)
+        }
 
 
 class Asked(NamedTuple):
@@ -90,10 +94,9 @@ class Steering:
         self._count(slots, chosen)
         if not wanting:
             return Steered(errors, [])
-        most = max(asked[i].sequence.params.logprobs or 0 for i in wanting)
-        return Steered(
-            errors, [asked[i].place for i in wanting], *self._logprobs(raw, chosen.index_select(0, wanted), most)
-        )
+        counts = [(asked[i].place, asked[i].sequence.params.logprobs or 0) for i in wanting]
+        most = max(count for _, count in counts)
+        return Steered(errors, counts, *self._logprobs(raw, chosen.index_select(0, wanted), most))
 
     def warm_up(self) -> None:
         """Runs the kernels that plain steps don't."""

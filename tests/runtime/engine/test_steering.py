@@ -127,6 +127,16 @@ def test_logprobs_are_those_of_the_models_own_distribution(tiny: "TinyModel", th
         assert report.logprobs == pytest.approx(raw.topk(4).values.tolist(), abs=1e-4)
 
 
+def test_every_row_gets_as_many_logprobs_as_it_asked_for(tiny: "TinyModel") -> None:
+    asked = [request(str(count), PROMPT[count:], logprobs=count) for count in (0, 5, 2)]
+    together = run(tiny.engine(), asked)
+    for each in asked:
+        reports = [report for item in together[each.id] for report in item.logprobs]
+        assert [len(report.ids) for report in reports] == [each.params.logprobs] * 24
+        alone = [report for item in run(tiny.engine(), [each])[each.id] for report in item.logprobs]
+        assert [report.ids for report in reports] == [report.ids for report in alone]
+
+
 def test_a_sampled_answer_with_logprobs_is_the_one_without(tiny: "TinyModel") -> None:
     plain = request("r", temperature=1.0, top_p=0.9, seed=3)
     asked = replace(plain, params=replace(plain.params, logprobs=1))
