@@ -1,7 +1,7 @@
 """A model's architecture, read from its Hugging Face `config.json` and `generation_config.json`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker.runtime.architecture import decoder_family, rope_scaling, rope_type, unsupported
@@ -81,6 +81,10 @@ class ModelConfig:
             qkv_bias=family == "qwen2",
             qk_norm=family == "qwen3",
         )
+
+    def within(self, length: int) -> "ModelConfig":
+        """For sequences of at most `length` tokens: windows that hold all of them are none."""
+        return replace(self, windows=tuple(window if window < length else 0 for window in self.windows))
 
     @property
     def query_dim(self) -> int:

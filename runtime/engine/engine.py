@@ -37,8 +37,8 @@ class Engine:
 
     def __init__(self, config: ModelConfig, options: EngineOptions, weights: ModelWeights, revision: str = "") -> None:
         """`weights` are filled and of the options' dtype. Raises NotEnoughMemory when the KV cache doesn't fit."""
-        self.config = config
         self.options = options = options.resolve(config)
+        self.config = config = config.within(options.max_model_len)
         self.kv = kv_size(config, options, free_bytes(options.device))
         self.pool = BlockPool(self.kv.num_blocks)
         self.runner = Runner(config, options, weights, self.kv)

@@ -187,6 +187,15 @@ def test_forms_of_input_and_answer(client: openai.OpenAI, minilm: str) -> None:
     assert math.isclose(sum(value * value for value in one), 1, rel_tol=1e-5)
 
 
+def test_many_texts_in_one_request(client: openai.OpenAI, minilm: str) -> None:
+    """More bytes than the queue carries itself, texts and vectors alike."""
+    texts = [f"{word} {number}" for number in range(150) for word in ("red", "blue")]
+    vectors = [item.embedding for item in client.embeddings.create(model=minilm, input=texts).data]
+    assert len(vectors) == 300 and all(len(vector) == 384 for vector in vectors)
+    alone = client.embeddings.create(model=minilm, input=[texts[0], texts[299]]).data
+    np.testing.assert_allclose([vectors[0], vectors[299]], [item.embedding for item in alone], atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [

@@ -116,6 +116,12 @@ def test_windows(change: dict[str, Any], expected: tuple[int, ...]) -> None:
     assert ModelConfig.from_hf({**LLAMA_31, **change}).windows == expected
 
 
+def test_a_window_that_holds_every_sequence_is_none() -> None:
+    config = ModelConfig.from_hf({**LLAMA_31, "architectures": ["MistralForCausalLM"], "sliding_window": 4096})
+    assert config.within(4097).windows == (4096,) * 32
+    assert config.within(4096).windows == (0,) * 32
+
+
 def test_what_the_families_add() -> None:
     qwen2 = ModelConfig.from_hf({**LLAMA_31, "architectures": ["Qwen2ForCausalLM"]})
     qwen3 = ModelConfig.from_hf({**LLAMA_31, "architectures": ["Qwen3ForCausalLM"]})
