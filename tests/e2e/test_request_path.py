@@ -226,5 +226,5 @@ def test_a_wrong_input_is_a_400(stack: LocalStack) -> None:
 
 
 def test_missing_weights_are_refused_at_deployment(stack: LocalStack, tmp_path: Path, app_folder: Path) -> None:
-    with pytest.raises(StokerError, match="manifest.msgpack"):
+    with pytest.raises(StokerError, match="nowhere/config.json"):
         stack.deploy(write_chat(app_folder, (tmp_path / "nowhere").as_uri()))
