@@ -111,6 +111,7 @@ def run_case(case: str, model: str, weights: str, runs: int) -> list[dict[str, A
     with range_server(weights) as remote:
         park = "60" if case == "parked" else "0"
         os.environ |= {"BENCH_WEIGHTS": remote if case == "s3" else weights, "BENCH_IDLE": "1", "STOKER_PARK_S": park}
+        os.environ["STOKER_CACHE_GB"] = "0"
         with LocalStack(DATA.resolve() / "bench-coldstart") as stack:
             stack.deploy(APP)
             measure(stack, "cached", model, weights, -1)

@@ -1,7 +1,6 @@
 """Whether the bytes on a device are the published ones: the manifest's checksums, computed where the bytes are."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 
@@ -11,23 +10,24 @@ from stoker.coldstart.upload import DTYPES, destinations
 from stoker.coldstart.xxh3 import Part, digests, fits, host_digest
 
 
-class Verdict(NamedTuple):
-    """Chunk numbers: those whose bytes differ, and those that can't be compared because they were converted."""
+class DeviceCheck:
+    """`targets` as for an Uploader, on one device; made ahead of `run`, because that is what somebody waits for.
+    `converted` are the chunks that can't be compared."""
 
-    wrong: list[int]
-    converted: list[int]
+    def __init__(self, manifest: Manifest, targets: Mapping[str, torch.Tensor]) -> None:
+        stored = destinations(manifest, targets)
+        raw = [target[0].view(torch.uint8) if is_raw(manifest, n, target) else None for n, target in enumerate(stored)]
+        pieces = pieces_of(manifest.tensors, [chunk[:3] for chunk in manifest.chunks])
+        self.converted = [n for n, part in enumerate(pieces) if any(raw[piece.tensor] is None for piece in part)]
+        self._chunks = manifest.chunks
+        self._views = {n: views_of(raw, part) for n, part in enumerate(pieces) if n not in set(self.converted)}
 
-
-def check(manifest: Manifest, targets: Mapping[str, torch.Tensor]) -> Verdict:
-    """`targets` as for an Uploader, loaded, on one device. On a GPU the chunks are read there; those that don't fit the
-    kernel (shorter than 241 bytes, or cut at other than multiples of 8) are copied to the host."""
-    stored = destinations(manifest, targets)
-    raw = [target[0].view(torch.uint8) if is_raw(manifest, n, target) else None for n, target in enumerate(stored)]
-    pieces = pieces_of(manifest.tensors, [chunk[:3] for chunk in manifest.chunks])
-    converted = [number for number, part in enumerate(pieces) if any(raw[piece.tensor] is None for piece in part)]
-    views = {n: views_of(raw, part) for n, part in enumerate(pieces) if n not in set(converted)}
-    found = found_digests(views)
-    return Verdict([n for n in views if manifest.chunks[n].checksum not in (None, found[n])], converted)
+    def run(self) -> list[int]:
+        """The numbers of the chunks whose bytes aren't the published ones. On a GPU they are read there, on the current
+        stream; those that don't fit the kernel (shorter than 241 bytes, or cut at other than multiples of 8) are copied
+        to the host. Chunks without a checksum are passed over."""
+        found = found_digests(self._views)
+        return [n for n in self._views if self._chunks[n].checksum not in (None, found[n])]
 
 
 def is_raw(manifest: Manifest, tensor: int, targets: Sequence[torch.Tensor]) -> bool:

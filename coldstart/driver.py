@@ -2,6 +2,8 @@
 
 import contextlib
 import ctypes
+import functools
+from typing import Any
 
 
 def open_context(device: int = 0) -> bool:
@@ -12,3 +14,21 @@ def open_context(device: int = 0) -> bool:
         context = ctypes.c_void_p()
         return driver.cuInit(0) == 0 and driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
     return False
+
+
+@functools.cache
+def quick_copy() -> Any:
+    """cuMemcpyHtoDAsync, called without giving up the interpreter's lock: it only queues. None without a driver."""
+    try:
+        function = ctypes.PyDLL("libcuda.so.1").cuMemcpyHtoDAsync_v2
+    except (OSError, AttributeError):
+        return None
+    function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    return function
+
+
+def queue_copy(target: int, source: int, length: int, stream: int) -> bool:
+    """Queues a copy from pinned host memory, in a thread that uses the device already; False when it has to be done
+    some other way."""
+    copy = quick_copy()
+    return copy is not None and copy(target, source, length, stream) == 0

@@ -7,9 +7,6 @@ from pathlib import Path
 
 from stoker.coldstart.failures import ObjectMissing, ObjectTruncated, StoreUnavailable
 
-POPULATE_READ = 22
-"""MADV_POPULATE_READ (Linux 5.14): fills the page tables, reading what isn't in memory."""
-
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
@@ -43,10 +40,6 @@ class MappedFile:
     def view(self, offset: int, length: int) -> memoryview:
         """Not to be written to, whatever it says, and not to be used after `close`."""
         return memoryview((ctypes.c_uint8 * length).from_address(self.address + offset)).cast("B")
-
-    def populate(self, offset: int, length: int) -> None:
-        """Brings pages (from a page boundary on) into memory and into this process's page table; only a hint."""
-        libc.madvise(self.address + offset, length, POPULATE_READ)
 
     def close(self) -> None:
         if self.size:

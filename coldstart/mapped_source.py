@@ -1,14 +1,14 @@
 """Weights that lie in files of this machine: copied to the device straight from the page cache, and checked meanwhile.
 
-Three things run at once, each in load order: threads bring windows of the files into this process's page table, one
-thread registers them with CUDA and queues their copies, and threads compute the checksums of the chunks.
+One thread registers windows of the files with CUDA and queues their copies, in load order. Registering brings the
+pages into the process's page table; to do that beforehand, even with many threads, made it no faster on an H200's host,
+and held up the CUDA driver, which maps memory too while it starts.
 """
 
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -22,10 +22,9 @@ from stoker.coldstart.timeline import Record
 
 WINDOW_BYTES = 256 << 20
 THREADS = 16
-LEAD = 8
-"""Windows whose pages are brought in before the first one is checked: registering them must not wait for checksums."""
 
-Place = Callable[[int, memoryview], None]
+Place = Callable[[int, memoryview, bool], None]
+"""Takes a chunk number, its bytes, and whether they are pinned."""
 
 
 class Window(NamedTuple):
@@ -40,7 +39,7 @@ class MappedSource:
     """The files of `manifest` at `paths`, in its order. Raises a ColdStartError for one that is missing or of another
     size.
 
-    `start` begins to check and to fill page tables, `deliver` hands over every chunk, `verify` waits for the checksums.
+    `deliver` hands over every chunk; `check` begins with checksums in threads of its own, and `verify` waits for them.
     `close` when no copy is under way.
     """
 
@@ -52,8 +51,7 @@ class MappedSource:
         self._stop = threading.Event()
         self._failure: ObjectAltered | None = None
         self._checks: list[Future[None]] = []
-        self._ready: dict[Window, Future[None]] = {}
-        self._began_ns = self._checked_ns = self._register_ns = 0
+        self._began_ns = self._check_began_ns = self._checked_ns = self._register_ns = 0
         try:
             for entry, path in zip(manifest.files, paths, strict=True):
                 self._files.append(MappedFile(path, entry.size))
@@ -61,28 +59,23 @@ class MappedSource:
             self.close()
             raise
 
-    def start(self) -> None:
-        threads = min(THREADS, len(os.sched_getaffinity(0)))
-        pool = ThreadPoolExecutor(threads, thread_name_prefix="weights")
-        self._began_ns = time.monotonic_ns()
-        ahead = deque(self._windows)
-        for number, chunks in enumerate(self._windows.values()):
-            while ahead and len(self._ready) <= number + LEAD:
-                window = ahead.popleft()
-                self._ready[window] = pool.submit(self._populate, window)
-            self._checks += [pool.submit(self._check, chunk) for chunk in chunks]
+    def check(self, chunks: Iterable[int]) -> None:
+        self._check_began_ns = time.monotonic_ns()
+        pool = ThreadPoolExecutor(min(THREADS, len(os.sched_getaffinity(0))), thread_name_prefix="checksums")
+        self._checks += [pool.submit(self._check, chunk) for chunk in chunks]
         pool.shutdown(wait=False)
 
     def deliver(self, place: Place) -> None:
         """Raises the error of a chunk that was found to be wrong, or FetchCancelled after `cancel`."""
+        self._began_ns = time.monotonic_ns()
         for window, chunks in self._windows.items():
-            self._ready[window].result()
             began = time.monotonic_ns()
             address, length = self._files[window.file].address + window.start, window.stop - window.start
-            self._pins.append(Registration(address, length, read_only=True))
+            pin = Registration(address, length, read_only=True)
+            self._pins.append(pin)
             self._register_ns += time.monotonic_ns() - began
             for chunk in chunks:
-                place(chunk, self._view(chunk))
+                place(chunk, self._view(chunk), pin.active)
             self._go_on()
 
     def verify(self) -> None:
@@ -93,17 +86,13 @@ class MappedSource:
         self._checked_ns = time.monotonic_ns()
 
     def phases(self) -> list[Record]:
-        """Timeline records: the checksums' whole length, and the time that went into registering."""
-        facts = {"bytes": self._manifest.total_bytes}
-        return [
-            {"name": "checksum", "start_ns": self._began_ns, "end_ns": self._checked_ns, **facts},
-            {
-                "name": "register files",
-                "start_ns": self._began_ns,
-                "end_ns": self._began_ns + self._register_ns,
-                **facts,
-            },
-        ]
+        """Timeline records: the time that went into registering, and how long checksums took, if there were any."""
+        registered = {"start_ns": self._began_ns, "end_ns": self._began_ns + self._register_ns}
+        found = [{"name": "register files", **registered, "bytes": sum(file.size for file in self._files)}]
+        if self._checks:
+            checked = {"start_ns": self._check_began_ns, "end_ns": self._checked_ns, "chunks": len(self._checks)}
+            found.append({"name": "checksum", **checked})
+        return found
 
     def cancel(self) -> None:
         self._stop.set()
@@ -111,9 +100,9 @@ class MappedSource:
     def close(self) -> None:
         """Ends the threads and unmaps the files."""
         self._stop.set()
-        for task in [*self._ready.values(), *self._checks]:
+        for task in self._checks:
             task.cancel()
-        for task in [*self._ready.values(), *self._checks]:
+        for task in self._checks:
             if not task.cancelled():
                 task.exception()
         for pin in self._pins:
@@ -124,10 +113,6 @@ class MappedSource:
     def _go_on(self) -> None:
         if self._stop.is_set():
             raise self._failure or FetchCancelled(self._files[0].name, None, "the load was cancelled")
-
-    def _populate(self, window: Window) -> None:
-        if not self._stop.is_set():
-            self._files[window.file].populate(window.start, window.stop - window.start)
 
     def _check(self, number: int) -> None:
         chunk = self._manifest.chunks[number]

@@ -12,6 +12,7 @@ import torch
 
 from stoker.coldstart.arrival import Arrival
 from stoker.coldstart.chunk_plan import Piece, pieces_of
+from stoker.coldstart.driver import queue_copy
 from stoker.coldstart.failures import ObjectTruncated, UnsupportedModel
 from stoker.coldstart.fetch import Fetcher
 from stoker.coldstart.manifest import ITEM_BYTES, Manifest
@@ -70,6 +71,7 @@ class Uploader:
         check_names(manifest, targets)
         self._manifest = manifest
         self._targets = destinations(manifest, targets)
+        self._addresses = [several[0].data_ptr() if several else 0 for several in self._targets]
         self.device = next((target.device for target in targets.values()), torch.device("cpu"))
         self._pieces = pieces_of(manifest.tensors, [chunk[:3] for chunk in manifest.chunks])
         self._missing = set(range(len(manifest.chunks)))
@@ -80,8 +82,9 @@ class Uploader:
         for stage in set(range(self.arrival.stages)) - self._outstanding.keys():
             self.arrival.issued(stage, None)
 
-    def place(self, chunk: int, data: memoryview) -> None:
-        """`data` (writable) starts with the bytes of chunk number `chunk`. Placing a chunk again changes nothing."""
+    def place(self, chunk: int, data: memoryview, pinned: bool = False) -> None:
+        """`data` (writable) starts with the bytes of chunk number `chunk`, and is `pinned` when it is registered with
+        CUDA. Placing a chunk again changes nothing."""
         length = self._manifest.chunks[chunk].length
         if len(data) < length:
             raise ValueError(f"chunk {chunk} has {length} bytes, {len(data)} were given")
@@ -90,7 +93,8 @@ class Uploader:
         raw = torch.frombuffer(data, dtype=torch.uint8, count=length)
         with on_copy_stream(self.device):
             for piece in self._pieces[chunk]:
-                self._place_piece(piece, raw[piece.chunk_start : piece.chunk_start + piece.length])
+                if not (pinned and self._queue(piece, raw.data_ptr())):
+                    self._place_piece(piece, raw[piece.chunk_start : piece.chunk_start + piece.length])
             self._missing.discard(chunk)
             self._count(chunk)
 
@@ -109,6 +113,17 @@ class Uploader:
             self._outstanding[stage] -= 1
             if not self._outstanding[stage]:
                 self.arrival.issued(stage, mark(self.device))
+
+    def _queue(self, piece: Piece, address: int) -> bool:
+        """The short way for bytes that are not converted."""
+        if self.device.type != "cuda":
+            return False
+        targets = self._targets[piece.tensor]
+        dtype = DTYPES[self._manifest.tensors[piece.tensor].dtype]
+        if len(targets) != 1 or targets[0].dtype != dtype:
+            return False
+        target = self._addresses[piece.tensor] + piece.tensor_start
+        return queue_copy(target, address + piece.chunk_start, piece.length, copy_stream().cuda_stream)
 
     def _place_piece(self, piece: Piece, raw: torch.Tensor) -> None:
         dtype = DTYPES[self._manifest.tensors[piece.tensor].dtype]

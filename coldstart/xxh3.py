@@ -48,6 +48,12 @@ Input = Sequence[Part]
 """The parts of one input, in order."""
 
 
+def prime() -> None:
+    """Computes what no device decides of the names of the compiled kernels, for processes forked later."""
+    for kernel in (_sum_blocks, _chain):
+        _ = kernel.cache_key
+
+
 def fits(parts: Input) -> bool:
     """Whether `digests` takes this input: every address and length a multiple of 8, more than 240 bytes in all."""
     whole = all(part.address % LANES == 0 and part.length % LANES == 0 for part in parts)
@@ -121,7 +127,7 @@ def _products(word, secret):
     return (key & 0xFFFFFFFF) * (key >> 32)
 
 
-@jit
+@jit(do_not_specialize=["parts", "inputs"])
 def _sum_blocks(table_ptr, about_ptr, words_ptr, sums_ptr, parts, inputs, GROUP: tl.constexpr):
     """What each block adds to the accumulators; the last, partial one without the input's last stripe."""
     input = tl.program_id(1)
@@ -142,7 +148,7 @@ def _sum_blocks(table_ptr, about_ptr, words_ptr, sums_ptr, parts, inputs, GROUP:
         tl.store(sums_ptr + rows, total, mask=(block * 1024 < length)[:, None])
 
 
-@jit
+@jit(do_not_specialize=["parts", "inputs"])
 def _chain(table_ptr, about_ptr, words_ptr, start_ptr, sums_ptr, states_ptr, parts, inputs):
     input = tl.program_id(0)
     first, base = tl.load(about_ptr + input), tl.load(about_ptr + inputs + input)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,11 +13,11 @@ from stoker.coldstart.arrival import Arrival
 from stoker.coldstart.failures import ColdStartError, ObjectAltered, UnsupportedModel
 from stoker.coldstart.host_image import HostImage
 from stoker.coldstart.manifest import Manifest
-from stoker.coldstart.mapped_source import MappedSource
+from stoker.coldstart.mapped_source import MappedSource, Place
 from stoker.coldstart.pinned import Registration
 from stoker.coldstart.ring import Ring
 from stoker.coldstart.timeline import Timeline
-from stoker.coldstart.upload import Uploader, copy_stream
+from stoker.coldstart.upload import Uploader, copy_stream, on_copy_stream
 from stoker.runtime.architecture import ENCODERS, POOLING
 from stoker.runtime.engine import bert
 from stoker.runtime.engine.bert import BertConfig, BertWeights
@@ -28,6 +28,9 @@ from stoker.runtime.engine.options import EngineOptions
 from stoker.runtime.engine.prefix import BLOCK_TOKENS
 from stoker.runtime.engine.sizing import KVSize
 from stoker.runtime.engine.weights import ModelWeights, arena_bytes, plan, stage_ends, stage_of, stages, total_bytes
+
+if TYPE_CHECKING:
+    from stoker.coldstart.device_check import DeviceCheck
 
 GENERATION_CONFIG = "generation_config.json"
 
@@ -75,11 +78,9 @@ class ModelLoad:
         self._image = image
         self._check = check
         self._manifest, self._config, self._options = blueprint.manifest, blueprint.config, blueprint.options
-        # Page tables are filled while the device is still being opened.
+        self._device_check: DeviceCheck | None = None
         self._source = MappedSource(self._manifest, [Path(file) for file in files]) if files else None
         try:
-            if self._source:
-                self._source.start()
             self._weights, self._uploader = self._allocate()
         except BaseException:
             self.settle()
@@ -106,9 +107,9 @@ class ModelLoad:
             with self.timeline.phase("register ring", bytes=ring.size):
                 self._pin = Registration(ring.address, ring.size)
 
-    def place(self, chunk: int, data: memoryview) -> None:
+    def place(self, chunk: int, data: memoryview, pinned: bool = False) -> None:
         start = time.monotonic_ns()
-        self._uploader.place(chunk, data)
+        self._uploader.place(chunk, data, pinned)
         end = time.monotonic_ns()
         self._upload_ns += [start, end]
         self._busy_ns += end - start
@@ -117,8 +118,8 @@ class ModelLoad:
         """Queues all copies of weights that are on this machine; `moved` is told of each one's bytes. Raises a
         ColdStartError."""
 
-        def place(chunk: int, data: memoryview) -> None:
-            self.place(chunk, data)
+        def place(chunk: int, data: memoryview, pinned: bool) -> None:
+            self.place(chunk, data, pinned)
             moved(self.chunk_bytes(chunk))
 
         start = time.monotonic_ns()
@@ -127,7 +128,23 @@ class ModelLoad:
             self._image.copy_to(weights.arena, self._stage_ends(), weights.arrival, moved)
             self._upload_ns = [start, time.monotonic_ns()]
         elif self._source:
-            self._source.deliver(place)
+            self._deliver_files(self._source, place)
+
+    def _deliver_files(self, source: MappedSource, place: Place) -> None:
+        """The checksums are a GPU's work, where there is one: sixteen host threads that read all of the weights slow
+        down everything else that a start does."""
+        if self.device.type != "cuda":
+            source.check(range(len(self._manifest.chunks)))
+        source.deliver(place)
+        if self.device.type == "cuda":
+            source.check(self._prepare_check().converted)
+
+    def _prepare_check(self) -> "DeviceCheck":
+        # Needs Triton, which a CPU's engine does without.
+        from stoker.coldstart.device_check import DeviceCheck
+
+        self._device_check = DeviceCheck(self._manifest, self._weights.targets)
+        return self._device_check
 
     def build(self) -> Engine | Embedder:
         """What runs requests, ready for them. Raises NotEnoughMemory when the KV cache doesn't fit."""
@@ -141,8 +158,10 @@ class ModelLoad:
         with self.timeline.phase("allocate KV cache") as facts:
             engine = Engine(self._config, self._options, self._weights, self._manifest.revision)
             facts["bytes"] = engine.kv.total_bytes
-        with self.timeline.phase("warm up") as facts:
-            facts.update(engine.runner.warm_up())
+        # A parked model has been warmed up in this process.
+        if not self._image:
+            with self.timeline.phase("warm up") as facts:
+                facts.update(engine.runner.warm_up())
         return engine
 
     def complete(self) -> None:
@@ -157,10 +176,20 @@ class ModelLoad:
         if self._source:
             self._source.verify()
             self.timeline.extend(self._source.phases())
-        if self._check:
-            with self.timeline.phase("check on device", bytes=self._manifest.total_bytes):
-                check_device(self._manifest, self._weights.targets)
+        if self._check and not self._device_check:
+            self._prepare_check()
+        if self._device_check:
+            with self.timeline.phase("checksum on device", bytes=self._manifest.total_bytes):
+                self._compare(self._device_check)
         self._weights.arrival.finish()
+
+    def _compare(self, check: "DeviceCheck") -> None:
+        with on_copy_stream(self.device):
+            wrong = check.run()
+        for number in wrong:
+            chunk = self._manifest.chunks[number]
+            name, span = self._manifest.files[chunk.file].name, (chunk.offset, chunk.offset + chunk.length)
+            raise ObjectAltered(name, span, "its bytes on the device aren't the published ones")
 
     def fail(self, error: Exception) -> None:
         self._weights.arrival.fail(error)
@@ -215,17 +244,6 @@ class ModelLoad:
             "max_seqs": options.max_seqs,
             "token_budget": options.token_budget,
         }
-
-
-def check_device(manifest: Manifest, targets: Mapping[str, torch.Tensor]) -> None:
-    """Raises ObjectAltered for the first chunk whose bytes on the device aren't the published ones."""
-    # Needs Triton, which a CPU's engine does without.
-    from stoker.coldstart.device_check import check
-
-    for number in check(manifest, targets).wrong:
-        chunk = manifest.chunks[number]
-        name, span = manifest.files[chunk.file].name, (chunk.offset, chunk.offset + chunk.length)
-        raise ObjectAltered(name, span, "its bytes on the device aren't the published ones")
 
 
 def wait_for_copies(device: torch.device) -> None:

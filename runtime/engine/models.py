@@ -226,6 +226,8 @@ class Models:
             del loading
         if keep is None and (delivery := self._deliveries.pop(model, None)):
             delivery.put({"t": "unload", "model": model})
+            # Until it has given the host's memory back, it holds the weights too.
+            delivery.join()
         self._engines.pop(model, None)
         self._blueprints.pop(model, None)
         if self._ledger:

@@ -7,11 +7,14 @@ process left behind, only from artifacts whose checksums are right.
 """
 
 import asyncio
+import contextlib
 import logging
 import platform
 import shutil
 import sys
+import threading
 import time
+import uuid
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -163,9 +166,19 @@ class EngineKernels:
 
 
 def empty_folder(path: Path) -> Path:
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(parents=True)
+    """What was in it is put aside at once, and deleted by and by: no start waits for that."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(path.with_name(f".{path.name}.{uuid.uuid4().hex}"))
+    path.mkdir()
+    old = list(path.parent.glob(f".{path.name}.*"))
+    threading.Thread(target=remove, args=(old,), daemon=True, name="cleaning").start()
     return path
+
+
+def remove(folders: list[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def compiler_facts(gpu: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from stoker.coldstart.device_check import Verdict, check
+from stoker.coldstart.device_check import DeviceCheck
 from stoker.coldstart.upload import load
 from stoker.coldstart.xxh3 import Part, fits, host_digest
 
@@ -36,7 +36,8 @@ def test_the_kernel_equals_xxhash():
 def test_the_loaded_bytes_are_the_published_ones(published):
     targets = published.targets()
     load(published.store, published.manifest, targets)
-    assert check(published.manifest, targets) == Verdict([], [])
+    check = DeviceCheck(published.manifest, targets)
+    assert check.run() == check.converted == []
 
 
 @pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.norm.weight"])
@@ -48,15 +49,15 @@ def test_a_changed_element_is_found_in_its_chunk(published, name: str):
     last = tensor.offset + tensor.length - 1
     chunks = published.manifest.chunks
     (holding,) = [n for n, c in enumerate(chunks) if c.file == tensor.file and c.offset <= last < c.offset + c.length]
-    assert check(published.manifest, targets) == Verdict([holding], [])
+    assert DeviceCheck(published.manifest, targets).run() == [holding]
 
 
 def test_converted_chunks_are_named(published):
     targets = published.targets()
     targets["model.norm.weight"] = targets["model.norm.weight"].double()
     load(published.store, published.manifest, targets)
-    verdict = check(published.manifest, targets)
-    assert not verdict.wrong and 0 < len(verdict.converted) < len(published.manifest.chunks)
+    check = DeviceCheck(published.manifest, targets)
+    assert check.run() == [] and 0 < len(check.converted) < len(published.manifest.chunks)
 
 
 def test_what_fits_the_kernel():

@@ -18,7 +18,7 @@ def load_mapped(published, targets: dict[str, torch.Tensor]) -> None:
     source = source_of(published)
     uploader = Uploader(published.manifest, targets)
     try:
-        source.start()
+        source.check(range(len(published.manifest.chunks)))
         source.deliver(uploader.place)
         uploader.finish()
         source.verify()
@@ -57,10 +57,9 @@ def test_missing_and_shortened_files_are_refused_before_anything_is_copied(publi
 
 def test_a_cancelled_delivery_ends(published):
     source = source_of(published)
-    source.start()
     source.cancel()
     with pytest.raises(FetchCancelled):
-        source.deliver(lambda chunk, data: None)
+        source.deliver(lambda chunk, data, pinned: None)
     source.close()
 
 

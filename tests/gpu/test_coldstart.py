@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from stoker.coldstart.arrival import Arrival
-from stoker.coldstart.device_check import Verdict, check
+from stoker.coldstart.device_check import DeviceCheck
 from stoker.coldstart.fetch import Fetcher
 from stoker.coldstart.file_store import FileStore
 from stoker.coldstart.manifest import Manifest
@@ -69,7 +69,7 @@ def test_mapped_files_arrive_as_published(published: tuple[FileStore, Manifest],
     targets = empty(manifest, dtype)
     source = MappedSource(manifest, [store.folder / entry.name for entry in manifest.files])
     uploader = Uploader(manifest, targets)
-    source.start()
+    source.check(range(len(manifest.chunks)))
     source.deliver(uploader.place)
     uploader.finish()
     source.verify()
@@ -79,7 +79,7 @@ def test_mapped_files_arrive_as_published(published: tuple[FileStore, Manifest],
         assert all(targets[name].cpu().equal(tensor) for name, tensor in wanted.items())
     else:
         assert digests(targets) == digests(wanted)
-        assert check(manifest, targets) == Verdict([], [])
+        assert DeviceCheck(manifest, targets).run() == []
 
 
 def test_checksums_on_the_device_equal_those_of_the_host() -> None:

@@ -262,7 +262,7 @@ def test_the_bytes_on_the_device_can_be_checked(agent: Agent, urls: dict[str, st
     agent.send({**body, "check": True})
     for kind in ("allocated", "ready", "loaded"):
         frame = agent.expect(kind)
-    assert "check on device" in {phase["name"] for phase in frame["phases"]}
+    assert "checksum on device" in {phase["name"] for phase in frame["phases"]}
 
 
 def test_a_flipped_byte_in_a_mapped_file_is_an_error_and_no_answer(
