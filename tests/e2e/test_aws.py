@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.e2e.cloud import Cloud, until
+from tests.e2e.aws_api import until
+from tests.e2e.cloud import Cloud
 
 pytestmark = pytest.mark.xdist_group("aws")
 

@@ -13,7 +13,8 @@ from stoker.runtime.deployment import deploy
 from stoker.runtime.processes import parent_mark
 from stoker.runtime.sdk import Client
 from stoker.runtime.supervisor import check_port
-from tests.e2e.cloud import APP, CLI, WITHOUT_ENGINE, answers, until
+from tests.e2e.aws_api import answers, until
+from tests.e2e.cloud import APP, CLI, WITHOUT_ENGINE
 
 pytestmark = pytest.mark.xdist_group("aws")
 
@@ -48,14 +49,15 @@ def client(tmp_path: Path) -> Iterator[Client]:
         yield client
 
 
+def replicas(client: Client) -> dict[str, int]:
+    return {row["id"]: row["replicas"] for row in client.hosts()["hosts"] if row["state"] == "ready"}
+
+
 def test_replicas_spread_over_the_machines(client: Client, tmp_path: Path) -> None:
     gates = [tmp_path / "gate1", tmp_path / "gate2"]
     jobs = [client.submit("work", str(gate))["id"] for gate in gates]
     until(lambda: all(client.job(job)["state"] == "running" for job in jobs), "both jobs to run")
-    assert {row["id"]: (row["replicas"], row["state"]) for row in client.hosts()["hosts"]} == {
-        "one": (1, "ready"),
-        "two": (1, "ready"),
-    }
+    until(lambda: replicas(client) == {"one": 1, "two": 1}, "a replica on each", 10)
     for gate in gates:
         gate.touch()
     until(lambda: all(client.job(job)["state"] == "succeeded" for job in jobs), "both answers")

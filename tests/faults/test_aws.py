@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cloud import CHANGES, Cloud, until
+from tests.e2e.aws_api import CHANGES, until
+from tests.e2e.cloud import Cloud
 
 pytestmark = pytest.mark.xdist_group("aws-faults")
 

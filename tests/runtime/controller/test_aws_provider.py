@@ -16,7 +16,7 @@ from stoker.queue.embedded import EmbeddedValkey
 from stoker.runtime.controller.aws_provider import AwsProvider
 from stoker.runtime.controller.fleet_plan import Orders
 from stoker.runtime.controller.leader import Leadership
-from tests.e2e.cloud import KEYS, Faults, Moto, Proxy
+from tests.e2e.aws_api import KEYS, Faults, Moto, Proxy
 
 pytestmark = pytest.mark.xdist_group("aws")
 
