@@ -215,12 +215,6 @@ class Broker:
         """How long its workers take to start, as measured last: whoever is refused while none is awake waits for it."""
         await self._redis.hset(keys.meta(function), "cold_start", str(milliseconds))  # type: ignore[misc]
 
-    async def set_weight(self, function: str, tenant: str, weight: float) -> None:
-        """A tenant of weight 3 is served three times as much as one of weight 1, the default."""
-        if not 0 < weight < float("inf"):
-            raise ValueError(f"weight must be a finite number above 0, not {weight}")
-        await self._redis.hset(keys.key(function, "w"), tenant, str(weight))  # type: ignore[misc]
-
     async def purge_function(self, function: str) -> None:
         """Cancels every live job and forgets the function; ended jobs stay readable for their retention."""
         while await self._scripts.run("purge", function, [TICK_BOUND]):
@@ -253,6 +247,7 @@ def enqueue_arguments(job: NewJob) -> list[Argument]:
         job.finish_within_ms,
         job.retention_ms,
         job.delay_ms,
+        job.weight,
     ]
 
 

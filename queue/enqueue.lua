@@ -7,7 +7,7 @@ local RETRY_AFTER_LEAST, RETRY_AFTER_MOST = 1000, 60000
 local id, tenant, payload, priority, cost, batch, max, stream = unpack(ARGV, 1, 8)
 local gateway, idem, digest = unpack(ARGV, 9, 11)
 local start_within, run_within, finish_within = tonumber(ARGV[12]), tonumber(ARGV[13]), tonumber(ARGV[14])
-local keep, delay = ARGV[15], tonumber(ARGV[16])
+local keep, delay, weight = ARGV[15], tonumber(ARGV[16]), tonumber(ARGV[17])
 
 local function accepted(job_id, created, state, wake, queued)
   return { 'ok', job_id, created, tonumber(wake or 0), queued or call('ZCARD', Q .. 'q'), state }
@@ -158,6 +158,7 @@ reply = check_limits(queued, meta) or (meta[4] == '1' and pace(tenant, tonumber(
 if reply then
   return reply
 end
+set_weight(tenant, weight)
 if not meta[3] then
   call('PERSIST', Q .. 'use')
 end

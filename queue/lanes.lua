@@ -36,6 +36,17 @@ local function weight_of(tenant)
   return tonumber(call('HGET', Q .. 'w', tenant) or 1)
 end
 
+local function set_weight(tenant, weight)
+  if weight == weight_of(tenant) then
+    return
+  end
+  if weight == 1 then
+    call('HDEL', Q .. 'w', tenant)
+  else
+    call('HSET', Q .. 'w', tenant, weight)
+  end
+end
+
 -- Jobs that wait, in a lane or for their due time.
 local function count_waiting(tenant, change)
   if call('HINCRBY', Q .. 'tq', tenant, change) <= 0 then

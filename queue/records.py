@@ -111,7 +111,8 @@ class Settled(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
-    """A job to enqueue. `priority`: 0 urgent, 1 normal, 2 batch. `cost` is the estimate in fairness units.
+    """A job to enqueue. `priority`: 0 urgent, 1 normal, 2 batch. `cost` is the estimate in fairness units. A tenant of
+    `weight` 3 is served three times as much as one of weight 1; its last job's holds for all of them.
 
     Only jobs with equal `batch_key` are claimed together. `stream`: chunks are kept for resume. `gateway` receives the
     events. Three separate clocks, 0 = none: `start_within_ms` (first claim), `run_within_ms` (each attempt),
@@ -124,6 +125,7 @@ class NewJob:
     payload: bytes
     priority: int = 1
     cost: float = 1.0
+    weight: float = 1.0
     batch_key: str = ""
     max_attempts: int = 3
     stream: bool = False
@@ -147,6 +149,8 @@ class NewJob:
             raise ValueError("max_attempts and retention_ms must be at least 1")
         if not 0 <= self.cost < float("inf"):
             raise ValueError(f"cost must be a finite number of at least 0, not {self.cost}")
+        if not 0 < self.weight < float("inf"):
+            raise ValueError(f"weight must be a finite number above 0, not {self.weight}")
         if min(self.start_within_ms, self.run_within_ms, self.finish_within_ms, self.delay_ms) < 0:
             raise ValueError("clocks and delay must be 0 or more milliseconds")
 

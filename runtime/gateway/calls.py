@@ -50,6 +50,7 @@ def new_job(
         tenant=incoming.caller.tenant,
         payload=packed(payload),
         cost=cost,
+        weight=incoming.caller.account.weight,
         max_attempts=limits.max_attempts,
         stream=stream,
         gateway=incoming.gateway.settings.gateway_id,

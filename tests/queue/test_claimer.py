@@ -74,15 +74,14 @@ async def test_a_job_comes_by_itself(claimer: Make, broker: Broker, oracle, raw:
 async def test_it_is_stored_and_charged_as_if_it_had_been_claimed(
     claimer: Make, broker: Broker, client: Redis, job
 ) -> None:
-    for function in ("f", "g"):
-        await broker.set_weight(function, "a", 2)
     same = {"cost": 5.0, "finish_within_ms": 60_000, "batch_key": "k", "priority": 2}
     for tenant in ("a", "b", "a"):
         subject = claimer("f")
         assert await subject.claim_or_stand(1) == []
-        await broker.enqueue(job(tenant=tenant, function="f", **same))
+        weight = 2 if tenant == "a" else 1
+        await broker.enqueue(job(tenant=tenant, weight=weight, function="f", **same))
         assert await heard(subject)
-        await broker.enqueue(job(tenant=tenant, function="g", **same))
+        await broker.enqueue(job(tenant=tenant, weight=weight, function="g", **same))
         assert await broker.claim("g", "w", 1)
     rows = {}
     for function in ("f", "g"):

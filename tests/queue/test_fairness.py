@@ -48,9 +48,15 @@ async def test_late_jobs_are_served_one_to_one_beside_a_flood(broker: Broker, jo
 
 
 async def test_shares_follow_the_weights(broker: Broker, job, enqueue_all) -> None:
-    await broker.set_weight("f", "heavy", 3)
-    await enqueue_all([job(tenant=tenant) for _ in range(400) for tenant in ("heavy", "light")])
+    weights = {"heavy": 3, "light": 1}
+    await enqueue_all([job(tenant=name, weight=weight) for _ in range(400) for name, weight in weights.items()])
     assert_share(await serve(broker, 400, 8), "heavy", 0.75)
+
+
+async def test_the_weight_of_the_last_job_holds_for_all(broker: Broker, job, enqueue_all) -> None:
+    await enqueue_all([job(tenant=name, weight=5) for _ in range(200) for name in ("changed", "same")])
+    await enqueue_all([job(tenant="changed", weight=1)])
+    assert_share(await serve(broker, 120, 4), "changed", 1 / 6)
 
 
 async def test_expensive_jobs_are_served_less_often(broker: Broker, job, enqueue_all) -> None:
@@ -81,8 +87,7 @@ async def virtual_time(client: Redis) -> float:
 
 
 async def test_what_exceeds_the_estimate_is_charged_once(broker: Broker, client: Redis, start, lose_reply) -> None:
-    await broker.set_weight("f", "a", 2)
-    claim = await start(cost=10, stream=True)
+    claim = await start(cost=10, stream=True, weight=2)
     assert await virtual_time(client) == 5
 
     async def emit(seq: int, cost: float, data: bytes = b"x") -> None:
@@ -144,9 +149,9 @@ async def test_a_function_has_its_own_shares(broker: Broker, job, start) -> None
 
 
 @pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf")])
-async def test_impossible_weights_are_refused(broker: Broker, weight: float) -> None:
+def test_impossible_weights_are_refused(job, weight: float) -> None:
     with pytest.raises(ValueError, match="weight"):
-        await broker.set_weight("f", "a", weight)
+        job(weight=weight)
 
 
 @dataclass
@@ -204,11 +209,9 @@ async def test_the_order_is_that_of_the_reference(broker: Broker, client: Redis,
 
 async def compare(broker: Broker, job, steps: list[tuple], weights: dict[str, float]) -> None:
     reference = ReferenceQueue(weights)
-    for tenant, weight in weights.items():
-        await broker.set_weight("f", tenant, weight)
     for kind, first, second in steps:
         if kind == "enqueue":
-            new = job(tenant=first, cost=second)
+            new = job(tenant=first, cost=second, weight=weights[first])
             reference.enqueue(first, new.id, second)
             await broker.enqueue(new)
             continue

@@ -93,11 +93,10 @@ async def test_purge_ends_every_job_and_forgets_the_function(
     broker: Broker, client: Redis, job, start, oracle: Oracle, enqueue_all
 ) -> None:
     await broker.set_limits("f", Limits(max_queued=500))
-    await broker.set_weight("f", "a", 2)
     running = await start(worker="w1")
     finished = await start()
     await broker.done("f", [Completion(finished.job_id, finished.fence, b"r", b"u")])
-    queued = [job(tenant=f"t{i % 3}", priority=i % 3) for i in range(230)]
+    queued = [job(tenant=f"t{i % 3}", weight=2, priority=i % 3) for i in range(230)]
     await enqueue_all(queued)
     await broker.enqueue(job(delay_ms=60_000))
     await broker.purge_function("f")

@@ -69,7 +69,7 @@ async def test_every_script_stays_in_the_slot_of_its_function(cluster_url: str) 
     for function in ("f", "g", "text-to-image"):
         jobs = [
             new_job(function),
-            new_job(function, tenant="b", start_within_ms=60_000, batch_key="k"),
+            new_job(function, tenant="b", weight=2, start_within_ms=60_000, batch_key="k"),
             new_job(function, idempotency_key="", delay_ms=60_000),
             new_job(function, idempotency_key="", priority=2, finish_within_ms=1),
         ]
@@ -90,7 +90,6 @@ async def test_every_script_stays_in_the_slot_of_its_function(cluster_url: str) 
         assert view is not None and len(view.entries) == 2
         record = await broker.job(claim.job_id)
         assert record is not None and record.state is JobState.SUCCEEDED
-        await broker.set_weight(function, "a", 2)
         assert await broker.dead_letters(function) == []
         poison = new_job(function, idempotency_key="dead", priority=0)
         await broker.enqueue(poison)

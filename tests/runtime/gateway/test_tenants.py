@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from typing import Any
 
 import httpx
@@ -177,6 +178,20 @@ async def test_another_tenants_job_is_unknown(
     ):
         assert (await bob.request(method, f"/v1/functions/mine{path}", json=1)).status_code == 404
     await ann.delete("/v1/functions/mine")
+    await root.delete("/v1/functions/shared")
+
+
+async def test_a_tenants_weight_is_its_share_of_the_workers(
+    login: Login, root: httpx.AsyncClient, broker: Broker, code: None
+) -> None:
+    ann, bob = [login((await make_key(root, name, "invoke"))["key"]) for name in ("ann", "bob")]
+    await root.patch("/v1/tenants/ann", json={"weight": 3})
+    await root.put("/v1/functions/shared", json=function())
+    for client in (ann, bob):
+        for number in range(12):
+            assert (await client.post("/v1/functions/shared/jobs", json=number)).status_code == 202
+    claimed = Counter(claim.tenant for claim in await broker.claim("shared", "w", 12))
+    assert claimed == {"ann": 9, "bob": 3}
     await root.delete("/v1/functions/shared")
 
 
