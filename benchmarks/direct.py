@@ -20,9 +20,9 @@ from typing import Any
 from benchmarks.load import Record
 
 LOAD = 0.9
-CALIBRATION_S = 5.0
-ARRIVALS_S = 15.0
-ALONE = 8
+CALIBRATION_S = 3.0
+ARRIVALS_S = 10.0
+ALONE = 6
 
 
 def arrivals(rate: float, seconds: float, seed: int) -> list[float]:
@@ -104,7 +104,8 @@ def main() -> None:
 
     plan = json.load(sys.stdin)
     prompt, output = plan["prompt"], plan["output"]
-    engine = random_engine(plan["model"])
+    # 0: what a deployed model has.
+    engine = random_engine(plan["model"], token_budget=0)
     engine.runner.warm_up()
     drive(engine, [0.0] * 4, 4, prompt, 4, seed=0)
     while engine.prepare_idle():

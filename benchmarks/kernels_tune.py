@@ -16,6 +16,7 @@ from triton.runtime.errors import OutOfResources
 from benchmarks.kernel_workloads import Case, paged
 from benchmarks.kernels_timing import Call, seconds_per_call
 from stoker.kernels import tuning
+from stoker.kernels.activation import silu_mul
 from stoker.kernels.attention import attend
 from stoker.kernels.attention_plan import plan, processors
 from stoker.kernels.gemv import gemv
@@ -26,6 +27,8 @@ SHAPES = [
     (6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096),
     (960, 576), (3072, 576), (576, 1536), (49152, 576),
 ]  # fmt: skip
+# Gate and up: their product is followed by SiLU(gate) * up, in one kernel or two.
+GATED = [(28672, 4096), (3072, 576)]
 ONE_ROW = [
     (1, 512, 4), (1, 1024, 4), (1, 1024, 8), (1, 2048, 4), (1, 2048, 8), (1, 4096, 4), (1, 4096, 8), (1, 4096, 16),
     (2, 512, 4), (2, 1024, 8), (2, 2048, 4), (2, 2048, 8), (2, 4096, 8), (4, 256, 4), (4, 512, 4), (4, 1024, 8),
@@ -74,12 +77,14 @@ def best_blocks(rows: int, width: int, depth: int) -> Gemv:
     sets = min(200, math.ceil(COLD_BYTES / (2 * width * depth)))
     pairs = [(torch.randn(rows, depth), torch.randn(width, depth)) for _ in range(sets)]
     pairs = [(x.bfloat16(), weight.bfloat16()) for x, weight in pairs]
-    times = {Gemv(rows, width, depth, 0, 0, 0, 0): timed(pairs, F.linear) * GAIN}
+    gated = (width, depth) in GATED
+    cublas = (lambda x, weight: silu_mul(F.linear(x, weight))) if gated else F.linear
+    times = {Gemv(rows, width, depth, 0, 0, 0, 0): timed(pairs, cublas) * GAIN}
     for block_n, block_k, warps in CANDIDATES[rows]:
         if block_k < 2 * depth:
             entry = Gemv(rows, width, depth, block_n, block_k, warps, 1)
             check_product(entry, *pairs[0])
-            times[entry] = timed(pairs, lambda x, weight, entry=entry: gemv(x, weight, None, entry))
+            times[entry] = timed(pairs, lambda x, weight, entry=entry: gemv(x, weight, None, entry, gated))
     return fastest(f"gemv M {rows}, {depth} -> {width}", times)
 
 

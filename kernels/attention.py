@@ -116,7 +116,12 @@ def _attend(
         sequence, start, length, context, first = _owned(
             index, query_start_ptr, context_ptr, tokens, sequences, BLOCK_Q
         )
-    if first >= length:
+    visible = context - length + tl.minimum(first + BLOCK_Q, length)
+    begin, whole, plain, end = _tile_range(context - length + first + 1, visible, BLOCK_N, PEEL, WINDOW)
+    parts = 1
+    if SPLIT:
+        begin, whole, plain, end, parts = _part(begin, end, LEAST)
+    if (first >= length) | (tl.program_id(2) >= parts):
         return
 
     row = tl.arange(0, BLOCK_M)
@@ -126,23 +131,26 @@ def _attend(
     head = tl.program_id(0) * GROUP + row % GROUP
     column = tl.arange(0, DIM)[None, :]
     q = tl.load(q_ptr + (token * q_stride + head * DIM)[:, None] + column, mask=valid[:, None], other=0)
-
-    visible = context - length + tl.minimum(first + BLOCK_Q, length)
-    begin, whole, plain, end = _tile_range(context - length + first + 1, visible, BLOCK_N, PEEL, WINDOW)
-    parts = 1
-    if SPLIT:
-        parts, share = _parts(end - begin, tl.num_programs(2), LEAST)
-        begin += tl.program_id(2) * share
-        end = tl.minimum(begin + share, end)
-        whole, plain = begin, begin
-        if tl.program_id(2) >= parts:
-            return
     peak, total, mixed = _attended(
         q, kv_ptr + tl.program_id(0) * DIM, table_ptr + sequence.to(tl.int64) * table_stride,
         begin, whole, plain, end, context, context - length + local, scale, block_stride, value_stride, entry_stride,
         DIM, CACHE_BLOCK, BLOCK_M, BLOCK_N, PEEL, WINDOW, PRECISION,
     )  # fmt: skip
     cell = token * GROUP * tl.num_programs(0) + head
+    _store(out_ptr, partial_ptr, peak_ptr, total_ptr, cell, valid, parts, peak, total, mixed, DIM)
+
+
+@jit
+def _part(begin, end, LEAST: tl.constexpr):
+    """This program's share of the tiles [begin, end), and how many programs have one."""
+    parts, share = _parts(end - begin, tl.num_programs(2), LEAST)
+    begin += tl.program_id(2) * share
+    return begin, begin, begin, tl.minimum(begin + share, end), parts
+
+
+@jit
+def _store(out_ptr, partial_ptr, peak_ptr, total_ptr, cell, valid, parts, peak, total, mixed, DIM: tl.constexpr):
+    column = tl.arange(0, DIM)[None, :]
     if parts == 1:
         mixed = mixed / tl.where(total == 0, 1.0, total)[:, None]
         tl.store(out_ptr + cell[:, None] * DIM + column, mixed.to(out_ptr.dtype.element_ty), mask=valid[:, None])
@@ -270,7 +278,7 @@ def _tile(
     return new_peak, total, mixed
 
 
-@jit
+@jit(do_not_specialize_on_alignment=["context_ptr"])
 def _merge(
     partial_ptr, peak_ptr, total_ptr, context_ptr, out_ptr,
     SEGMENTS: tl.constexpr, LEAST: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, DIM: tl.constexpr,

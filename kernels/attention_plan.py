@@ -10,6 +10,10 @@ from stoker.kernels.tuning import Tile, Tiles
 MAX_SEGMENTS = 32
 LEAST_TOKENS = 128
 """No part of a split context is shorter, but the last."""
+UNEVEN_SEGMENTS = 4
+EVEN_TOKENS = 2048
+"""Up to UNEVEN_SEGMENTS, twice as many are allowed, for contexts longer than others: parts are then at least
+EVEN_TOKENS over their number."""
 
 
 class Plan(NamedTuple):
@@ -51,16 +55,15 @@ def plan(
     smallest = max(16, 1 << (group - 1).bit_length())
     tiles = tuned if tuned is not None and item_bytes == 2 else default_tiles(dim, item_bytes)
     if not sequences:
-        segments = _segments(tokens * kv_heads, max_context, tiles.split * device_processors)
-        return _plan(tiles.decode, smallest, segments, False)
+        segments, least = _segments(tokens * kv_heads, max_context, tiles.split * device_processors)
+        return _plan(tiles.decode, smallest, False, segments, least)
     programs = -(-tokens * group // max(tiles.prefill.block_m, smallest)) * kv_heads
     tall = tokens * group >= 128 * 4 * sequences and programs > device_processors
-    return _plan(tiles.prefill if tall else tiles.mixed, smallest, 1, True)
+    return _plan(tiles.prefill if tall else tiles.mixed, smallest, True)
 
 
-def _plan(tile: Tile, smallest: int, segments: int, peel: bool) -> Plan:
-    block_m = max(tile.block_m, smallest)
-    least = max(1, LEAST_TOKENS // tile.block_n) if segments > 1 else 1
+def _plan(tile: Tile, smallest: int, peel: bool, segments: int = 1, least_tokens: int = 0) -> Plan:
+    block_m, least = max(tile.block_m, smallest), max(1, least_tokens // tile.block_n)
     return Plan(block_m, tile.block_n, segments, peel, tile.warps, tile.stages, tile.registers, least)
 
 
@@ -71,10 +74,20 @@ def default_tiles(dim: int, item_bytes: int) -> Tiles:
     return Tiles(Tile(16, min(block_n, 64), 4, 3), low, tall)
 
 
-def _segments(programs: int, max_context: int, wanted_programs: int) -> int:
-    """Power of two that fills the device without cutting a full-length context below LEAST_TOKENS."""
-    useful = min(wanted_programs // max(programs, 1), max_context // LEAST_TOKENS, MAX_SEGMENTS)
-    return 1 << (useful.bit_length() - 1) if useful > 1 else 1
+def _segments(programs: int, max_context: int, wanted_programs: int) -> tuple[int, int]:
+    """A power of two that fills the device without cutting a full-length context below a least number of tokens."""
+    filling = min(_power_of_two(wanted_programs // max(programs, 1)), MAX_SEGMENTS)
+    if not filling:
+        return 1, 0
+    segments = 2 * filling if filling <= UNEVEN_SEGMENTS else filling
+    least = max(EVEN_TOKENS // segments, LEAST_TOKENS) if filling <= UNEVEN_SEGMENTS else LEAST_TOKENS
+    segments = min(segments, _power_of_two(max_context // least))
+    return (segments, least) if segments > 1 else (1, 0)
+
+
+def _power_of_two(n: int) -> int:
+    """The largest one up to n; 0 for 0."""
+    return 1 << (n.bit_length() - 1) if n else 0
 
 
 def check_supported(q_heads: int, kv_heads: int, dim: int) -> None:

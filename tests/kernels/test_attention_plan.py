@@ -26,8 +26,13 @@ def segments(sequences: int, context: int) -> int:
 def test_few_sequences_with_long_contexts_are_split():
     assert segments(1, 8192) == MAX_SEGMENTS
     assert segments(8, 8192) == 8
-    assert segments(256, 8192) == 1
+    assert segments(256, 8192) == segments(67, 8192) == 1
     assert segments(1, 128) == 1
+
+
+def test_in_steps_of_many_sequences_only_longer_contexts_than_others_are_split():
+    made = [plan(sequences, 0, 8192, 32, 8, 128, 2, 132) for sequences in (16, 32, 64)]
+    assert [(p.segments, p.least * p.block_n) for p in made] == [(8, 256), (4, 512), (2, 1024)]
 
 
 def test_measured_tiles_are_for_sixteen_bits():
@@ -48,7 +53,7 @@ def test_tall_tiles_only_where_every_processor_gets_one():
 def test_a_device_that_wants_fewer_programs_splits_less():
     tile = Tile(16, 64, 4, 3)
     made = [plan(4, 0, 8192, 32, 8, 128, 2, 132, Tiles(tile, tile, tile, split)).segments for split in (1, 2, 4)]
-    assert made == [4, 8, 16]
+    assert made == [8, 8, 16]
 
 
 def test_steps_with_prefill_are_never_split():
