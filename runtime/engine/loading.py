@@ -161,7 +161,7 @@ class ModelLoad:
         # A parked model has been warmed up in this process.
         if not self._image:
             with self.timeline.phase("warm up") as facts:
-                facts.update(engine.runner.warm_up())
+                facts.update(engine.runner.warm_up(lone=True))
         return engine
 
     def complete(self) -> None:

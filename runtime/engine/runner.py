@@ -79,6 +79,8 @@ class Runner:
         self.graphs = Graphs(config, options, graph_reserve(config, options))
         self.grammars: Grammars | None = None
         self.may_capture = False
+        # Kinds of steps that are to be run yet; None stands for steered rows.
+        self._cold: list[Shape | None] = []
         self._steering = Steering(config.vocab_size, options.device)
         self._on_gpu = options.device == "cuda"
         self._results = [torch.zeros(options.max_seqs, dtype=torch.int64, pin_memory=self._on_gpu) for _ in range(2)]
@@ -117,24 +119,35 @@ class Runner:
         """The tensors of a step, as `launch` makes them."""
         return self.table.batch(self._receive(work))
 
-    def warm_up(self) -> dict[str, int]:
+    def warm_up(self, lone: bool = False) -> dict[str, int]:
         """Runs every kind of step once on a GPU, so that no kernel is ever compiled or loaded while a request waits for
-        it. A few layers stand for all, and may be empty still: nothing here waits for weights. Returns how many kernels
+        it. A few layers stand for all, and may be empty still: nothing here waits for weights. With `lone`, and if all
+        kernels were found compiled, what a lone request doesn't need is left to idle moments. Returns how many kernels
         this process has compiled, and found compiled, up to now."""
         if not self._on_gpu:
             return {}
-        from stoker.kernels.launch import origins, warming_up
+        from stoker.kernels.launch import origins
 
+        crowd = crowd_shapes(self._options)
+        self._cold = [*lone_shapes(self._options), *crowd, None]
+        while self._cold and not (lone and origins()["compiled"] == 0 and len(self._cold) <= len(crowd) + 1):
+            self._warm_one()
+        return {f"kernels_{name}": count for name, count in origins().items() if name != "warmed"}
+
+    def _warm_one(self) -> None:
+        from stoker.kernels.launch import warming_up
+
+        shape = self._cold.pop(0)
         weights, self.weights = self.weights, samples_of(self.weights, self._config.windows)
         try:
             with warming_up():
-                for shape in warm_up_shapes(self._options):
+                if shape:
                     self.run([self.dummy_work(shape.start, shape.tokens)] * shape.sequences)
-                self._steering.warm_up()
+                else:
+                    self._steering.warm_up()
         finally:
             self.weights = weights
         self.kv[NULL_BLOCK].zero_()
-        return {f"kernels_{name}": count for name, count in origins().items() if name != "warmed"}
 
     def late_kernels(self) -> int:
         """Kernel variants of this process that a request has waited for."""
@@ -146,7 +159,11 @@ class Runner:
 
     @torch.inference_mode()
     def capture_one(self) -> bool:
-        """Captures the graph of one more bucket; False when there is nothing (more) to capture, or not yet."""
+        """Captures the graph of one more bucket, once every kind of step is warm; False when there is nothing (more) to
+        do, or not yet."""
+        if self._cold:
+            self._warm_one()
+            return True
         bucket = self.graphs.next_missing() if self.may_capture else None
         if bucket is None:
             return False
@@ -211,13 +228,24 @@ class Shape(NamedTuple):
 def warm_up_shapes(options: EngineOptions) -> list[Shape]:
     """Decode steps of one sequence to all; prompts short and long, one and many. Between them they take every way in
     which the kernels cut up their work: that depends on the numbers of tokens and sequences only."""
-    longest = options.max_model_len
-    sizes = sorted({min(1 << bits, options.max_seqs) for bits in range(options.max_seqs.bit_length() + 1)})
-    prompts = [min(size, longest, options.token_budget) for size in PROMPT_SIZES]
-    decode = [Shape(size, longest - 1, 1) for size in sizes]
-    one = [Shape(1, 0, count) for count in prompts]
-    many = [Shape(min(options.max_seqs, options.token_budget // count), 0, count) for count in prompts]
-    return decode + one + many
+    return lone_shapes(options) + crowd_shapes(options)
+
+
+def lone_shapes(options: EngineOptions) -> list[Shape]:
+    """Those of one sequence."""
+    return [Shape(1, 0, count) for count in prompt_sizes(options)] + [Shape(1, options.max_model_len - 1, 1)]
+
+
+def crowd_shapes(options: EngineOptions) -> list[Shape]:
+    """Those of several."""
+    sizes = sorted({min(1 << bits, options.max_seqs) for bits in range(1, options.max_seqs.bit_length() + 1)})
+    decode = [Shape(size, options.max_model_len - 1, 1) for size in sizes if size > 1]
+    many = ((min(options.max_seqs, options.token_budget // count), count) for count in prompt_sizes(options))
+    return decode + [Shape(sequences, 0, count) for sequences, count in many]
+
+
+def prompt_sizes(options: EngineOptions) -> list[int]:
+    return [min(size, options.max_model_len, options.token_budget) for size in PROMPT_SIZES]
 
 
 def samples_of(weights: ModelWeights, windows: Seq[int]) -> ModelWeights:
