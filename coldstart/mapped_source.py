@@ -85,6 +85,9 @@ class MappedSource:
         self._go_on()
         self._checked_ns = time.monotonic_ns()
 
+    def name(self, file: int) -> str:
+        return self._files[file].name
+
     def phases(self) -> list[Record]:
         """Timeline records: the time that went into registering, and how long checksums took, if there were any."""
         registered = {"start_ns": self._began_ns, "end_ns": self._began_ns + self._register_ns}

@@ -109,7 +109,7 @@ class ModelLoad:
 
     def place(self, chunk: int, data: memoryview, pinned: bool = False) -> None:
         start = time.monotonic_ns()
-        self._uploader.place(chunk, data, pinned)
+        self._uploader.place(chunk, data, pinned or bool(self._pin and self._pin.active))
         end = time.monotonic_ns()
         self._upload_ns += [start, end]
         self._busy_ns += end - start
@@ -188,7 +188,8 @@ class ModelLoad:
             wrong = check.run()
         for number in wrong:
             chunk = self._manifest.chunks[number]
-            name, span = self._manifest.files[chunk.file].name, (chunk.offset, chunk.offset + chunk.length)
+            name = self._source.name(chunk.file) if self._source else self._manifest.files[chunk.file].name
+            span = (chunk.offset, chunk.offset + chunk.length)
             raise ObjectAltered(name, span, "its bytes on the device aren't the published ones")
 
     def fail(self, error: Exception) -> None:
