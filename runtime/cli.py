@@ -27,6 +27,7 @@ from stoker.runtime.commands.terminal import (
     CacheDir,
     CacheSize,
     DataDir,
+    FunctionName,
     PeerPort,
     Redis,
     RingSize,
@@ -239,7 +240,7 @@ def deploy(
 
 @app.command()
 def invoke(
-    function: Annotated[str, typer.Argument(help="Name of a deployed function.")],
+    function: FunctionName,
     value: Annotated[str, typer.Argument(help="Its input as JSON; '-' reads standard input.")] = "null",
     detach: Annotated[bool, typer.Option("--detach", help="Queue it as a job and print the job's id.")] = False,
     url: Url = GATEWAY_URL,
@@ -260,7 +261,7 @@ def invoke(
 
 @app.command()
 def delete(
-    function: Annotated[str, typer.Argument(help="Name of a deployed function.")],
+    function: FunctionName,
     url: Url = GATEWAY_URL,
     api_key: ApiKey = "",
 ) -> None:

@@ -32,10 +32,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class SLO:
-    """Latency goals in milliseconds: time to first token and inter-token latency."""
+    """Latency goal in milliseconds: time to first token, or to the start of a Python function's call."""
 
     ttft_ms: float | None = None
-    itl_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,16 @@ from rich.table import Table
 
 from stoker.coldstart.timeline import Row
 from stoker.coldstart.waterfall import bottleneck, trace_events
-from stoker.runtime.commands.terminal import GATEWAY_URL, ApiKey, AsJson, Url, client_of, console
+from stoker.runtime.commands.terminal import GATEWAY_URL, ApiKey, AsJson, FunctionName, Url, client_of, console
+
+JobId = Annotated[str, typer.Argument(help="The job's id.")]
 
 jobs = typer.Typer(no_args_is_help=True, help="Look at jobs, cancel and replay them.")
 
 
 @jobs.command("get")
 def get_job(
-    job_id: Annotated[str, typer.Argument(help="The job's id.")],
+    job_id: JobId,
     url: Url = GATEWAY_URL,
     api_key: ApiKey = "",
 ) -> None:
@@ -29,7 +31,7 @@ def get_job(
 
 @jobs.command("timeline")
 def show_timeline(
-    job_id: Annotated[str, typer.Argument(help="The job's id.")],
+    job_id: JobId,
     trace: Annotated[Path | None, typer.Option(help="Write it as a Chrome trace (for Perfetto) instead.")] = None,
     url: Url = GATEWAY_URL,
     api_key: ApiKey = "",
@@ -53,7 +55,7 @@ def show_timeline(
 
 @jobs.command("cancel")
 def cancel_job(
-    job_id: Annotated[str, typer.Argument(help="The job's id.")],
+    job_id: JobId,
     url: Url = GATEWAY_URL,
     api_key: ApiKey = "",
 ) -> None:
@@ -64,7 +66,7 @@ def cancel_job(
 
 @jobs.command("dead")
 def dead_jobs(
-    function: Annotated[str, typer.Argument(help="Name of a deployed function.")],
+    function: FunctionName,
     limit: Annotated[int, typer.Option(min=1, max=100, help="At most so many.")] = 20,
     after: Annotated[str, typer.Option(help="Go on behind the job of this id.")] = "",
     url: Url = GATEWAY_URL,
@@ -88,7 +90,7 @@ def dead_jobs(
 
 @jobs.command("replay")
 def replay_job(
-    job_id: Annotated[str, typer.Argument(help="The job's id.")],
+    job_id: JobId,
     url: Url = GATEWAY_URL,
     api_key: ApiKey = "",
 ) -> None:

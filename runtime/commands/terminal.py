@@ -12,6 +12,7 @@ errors = Console(stderr=True)
 
 Url = Annotated[str, typer.Option("--url", envvar="STOKER_URL", help="The gateway's address.")]
 ApiKey = Annotated[str, typer.Option("--api-key", envvar="STOKER_API_KEY", help="Key of the calling tenant.")]
+FunctionName = Annotated[str, typer.Argument(help="Name of a deployed function.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 DataDir = Annotated[Path | None, typer.Option("--data", help="Folder of this machine's data (STOKER_DATA).")]
 Redis = Annotated[str, typer.Option("--redis", help="redis://, rediss:// or unix:// address of an own server.")]

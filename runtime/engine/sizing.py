@@ -13,7 +13,6 @@ from stoker.runtime.engine.sequence import blocks_for
 
 # Share of the memory that is free once the weights are in place. A CPU's is shared with everything else on the host.
 FREE_SHARE = {"cuda": 0.9, "cpu": 0.25}
-GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,12 +158,17 @@ class EngineLink:
         process, channel = self._process, self._channel
         if process is None or channel is None:
             return
-        with contextlib.suppress(ChannelClosed):
-            channel.send({"t": "stop"})
-        await stop_child(process, grace_s=5.0)
-        await channel.close()
+        await dismiss(process, channel, grace_s=5.0)
         if self._reader:
             await self._reader
+
+
+async def dismiss(process: Forked, channel: AsyncChannel, grace_s: float, *, group: bool = False) -> None:
+    """The process is asked to stop, then made to."""
+    with contextlib.suppress(ChannelClosed):
+        channel.send({"t": "stop"})
+    await stop_child(process, grace_s, group=group)
+    await channel.close()
 
 
 def device_environment(device: str) -> dict[str, str]:

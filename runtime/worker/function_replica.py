@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from stoker.queue.records import Claim, pack, unpack
-from stoker.runtime.processes import send_signal, stop_child
+from stoker.runtime.processes import send_signal
 from stoker.runtime.spec import FunctionSpec
 from stoker.runtime.wire import AsyncChannel, ChannelClosed, Frame, socket_pair
 from stoker.runtime.worker.bundles import unpack_bundle
-from stoker.runtime.worker.engine_link import describe_exit
+from stoker.runtime.worker.engine_link import describe_exit, dismiss
 from stoker.runtime.worker.host import Host
 from stoker.runtime.worker.replica import Record, Replica, Start, StartFailed
 from stoker.runtime.worker.zygote_link import Forked
@@ -74,10 +74,7 @@ class FunctionReplica(Replica):
         process, channel = self._process, self._channel
         if process is None or channel is None:
             return
-        with contextlib.suppress(ChannelClosed):
-            channel.send({"t": "stop"})
-        await stop_child(process, grace_s=ABORT_GRACE_S, group=True)
-        await channel.close()
+        await dismiss(process, channel, ABORT_GRACE_S, group=True)
         for task in (self._reader, self._watcher):
             if task:
                 await task
