@@ -4,7 +4,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic_core import from_json
+
 METHOD = "POST"
+UTF8_BOM = b"\xef\xbb\xbf"
 
 
 class BadLine(ValueError):
@@ -23,9 +26,9 @@ class BatchRequest:
 
 
 def parse_line(text: bytes, endpoint: str, seen: set[str]) -> BatchRequest:
-    """Raises BadLine. Adds the line's id to `seen`, where it must not be already."""
+    """Raises BadLine, also for JSON that no route takes. Adds the line's id to `seen`, where it must not be yet."""
     try:
-        line = json.loads(text)
+        line = from_json(text.removeprefix(UTF8_BOM), allow_inf_nan=False)
     except ValueError as error:
         raise BadLine("invalid_json_line", f"The line is not valid JSON: {error}.") from None
     if not isinstance(line, dict):

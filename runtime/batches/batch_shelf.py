@@ -30,11 +30,11 @@ return 1
 
 
 def batch_key(tenant: str, batch_id: str) -> str:
-    return f"stoker:{{batches}}:{tenant}:{batch_id}"
+    return f"{index_key(tenant)}:{batch_id}"
 
 
 def index_key(tenant: str) -> str:
-    return f"stoker:{{batches}}:{tenant}"
+    return f"stoker:{{batches}}:of:{tenant}"
 
 
 class LeaseLost(Exception):

@@ -1,6 +1,7 @@
 """Files that tenants send and get: the bytes and, written after them, a small record, both in the object store."""
 
 import json
+import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from stoker.coldstart.failures import ObjectMissing
 from stoker.coldstart.store import ObjectStore
 
 PREFIX = "files"
+FILE_ID = re.compile(r"file-[a-z0-9]{1,64}")
 COPY_BYTES = 8 << 20
 
 

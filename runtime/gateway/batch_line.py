@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
+from redis.exceptions import RedisError
 from starlette.datastructures import Headers
 
+from stoker.coldstart.failures import ColdStartError
 from stoker.queue.records import NewJob
 from stoker.runtime.batches.batch import WINDOW_S, Batch
 from stoker.runtime.batches.batch_lines import (
@@ -24,6 +26,7 @@ from stoker.runtime.gateway.batch_kinds import KINDS, Kind
 from stoker.runtime.gateway.calls import enqueue
 from stoker.runtime.gateway.context import Gateway
 from stoker.runtime.gateway.endpoint import Incoming, no_more_body
+from stoker.runtime.gateway.envelope import as_api_error
 from stoker.runtime.gateway.errors import ApiError
 from stoker.runtime.gateway.following import Following
 from stoker.runtime.tenancy.api_key import OPERATOR
@@ -34,6 +37,7 @@ IN_FLIGHT = 128
 BUSY = (429, 503)
 LONGEST_PAUSE_S = 30.0
 STOP_LOOK_S = 1.0
+OUTAGES = (RedisError, OSError, TimeoutError, ColdStartError)
 STOPPED = {
     "batch_cancelled": "The batch was cancelled before this request was run.",
     "batch_expired": "The batch's window was over before this request was run.",
@@ -43,7 +47,8 @@ WhyStop = Callable[[], Awaitable[str]]
 
 
 class LineRunner:
-    """`why_stop` is asked now and then; from its first answer on no further line is run."""
+    """The tenant's limits count as they are at the moment. `why_stop` is asked now and then; from its first answer on,
+    or when the tenant is gone, no further line is run."""
 
     def __init__(self, gateway: Gateway, batch: Batch, caller: Caller, why_stop: WhyStop) -> None:
         self._gateway = gateway
@@ -57,20 +62,27 @@ class LineRunner:
 
     @classmethod
     async def of(cls, gateway: Gateway, batch: Batch, why_stop: WhyStop) -> "LineRunner":
-        """With the tenant's limits as they are now."""
-        if batch.tenant == OPERATOR:
-            return cls(gateway, batch, EVERYONE, why_stop)
-        account = await gateway.tenants.get(batch.tenant) or Tenant(batch.tenant)
-        return cls(gateway, batch, Caller(account, ("invoke",)), why_stop)
+        caller = await caller_of(gateway, batch.tenant)
+        runner = cls(gateway, batch, caller or Caller(Tenant(batch.tenant), ()), why_stop)
+        runner.stopped = "" if caller else "batch_cancelled"
+        return runner
 
     def skip(self, text: bytes) -> None:
         """A line that was run before: its id is taken."""
         with contextlib.suppress(BadLine):
-            parse_line(text, self._batch.endpoint, self._seen)
+            self._parse(text)
+
+    def _parse(self, text: bytes) -> BatchRequest:
+        """Raises BadLine."""
+        most = self._gateway.settings.max_body_bytes
+        if len(text) > most:
+            raise BadLine("request_too_large", f"The line is longer than the limit of {most} bytes.")
+        return parse_line(text, self._batch.endpoint, self._seen)
 
     async def result(self, number: int, text: bytes) -> LineResult:
+        """Whatever is wrong with a line is in its result; an outage is raised, as one of OUTAGES."""
         try:
-            request = parse_line(text, self._batch.endpoint, self._seen)
+            request = self._parse(text)
         except BadLine as bad:
             return not_run(self._batch.id, number, bad.custom_id, bad.code, str(bad))
         try:
@@ -81,6 +93,11 @@ class LineRunner:
             return not_run(self._batch.id, number, request.custom_id, stopped.reason, STOPPED[stopped.reason])
         except ApiError as error:
             return answered(self._batch.id, number, request.custom_id, error.status, "", error.body())
+        except OUTAGES:
+            raise
+        except Exception as error:
+            failure = as_api_error(error, f"{self._batch.id}_{number}")
+            return answered(self._batch.id, number, request.custom_id, failure.status, "", failure.body())
 
     async def _answer(self, number: int, request: BatchRequest) -> tuple[str, Any]:
         """Raises ApiError, or Stopped."""
@@ -116,7 +133,9 @@ class LineRunner:
     async def _check(self) -> None:
         if not self.stopped and time.monotonic() - self._looked_at >= STOP_LOOK_S:
             self._looked_at = time.monotonic()
-            self.stopped = await self._why_stop()
+            caller = await caller_of(self._gateway, self._batch.tenant)
+            self._caller = caller or self._caller
+            self.stopped = await self._why_stop() if caller else "batch_cancelled"
         if self.stopped:
             raise Stopped(self.stopped)
 
@@ -135,6 +154,14 @@ class LineRunner:
         finally:
             outcome.cancel()
             await asyncio.gather(outcome, return_exceptions=True)
+
+
+async def caller_of(gateway: Gateway, tenant: str) -> Caller | None:
+    """None when there is no such tenant any more."""
+    if tenant == OPERATOR:
+        return EVERYONE
+    account = await gateway.tenants.get(tenant)
+    return Caller(account, ("invoke",)) if account else None
 
 
 class Stopped(Exception):

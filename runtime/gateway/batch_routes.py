@@ -8,6 +8,7 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from stoker.runtime.batches.batch import Batch, cancelled, new_batch
+from stoker.runtime.batches.file_shelf import FILE_ID
 from stoker.runtime.gateway.batch_kinds import KINDS
 from stoker.runtime.gateway.endpoint import Endpoint, Incoming, Json
 from stoker.runtime.gateway.errors import NO_RETRY, ApiError, bad_request, not_found
@@ -75,11 +76,11 @@ class BatchList(TypedDict):
 async def post_batch(incoming: Incoming) -> Response:
     body = incoming.object()
     endpoint, file_id = body.get("endpoint"), body.get("input_file_id")
-    if endpoint not in KINDS:
+    if not isinstance(endpoint, str) or endpoint not in KINDS:
         raise bad_request(f"'endpoint' must be one of {', '.join(KINDS)}.", param="endpoint")
     if body.get("completion_window", "24h") != "24h":
         raise bad_request("'completion_window' must be '24h'.", param="completion_window")
-    if not isinstance(file_id, str) or not file_id.replace("-", "").isalnum():
+    if not isinstance(file_id, str) or not FILE_ID.fullmatch(file_id):
         raise bad_request("'input_file_id' must be the id of an uploaded file.", param="input_file_id")
     record = await stored(incoming.gateway.files.get, incoming.caller.tenant, file_id)
     if record is None:
@@ -94,7 +95,8 @@ async def post_batch(incoming: Incoming) -> Response:
 
 def metadata_of(body: dict[str, Any]) -> dict[str, str]:
     """Raises ApiError 400."""
-    metadata = body.get("metadata") or {}
+    metadata = body.get("metadata")
+    metadata = {} if metadata is None else metadata
     fits = isinstance(metadata, dict) and len(metadata) <= MOST_METADATA
     if not fits or not all(
         isinstance(v, str) and len(k) <= MOST_KEY and len(v) <= MOST_VALUE for k, v in metadata.items()

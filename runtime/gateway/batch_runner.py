@@ -17,12 +17,11 @@ from pathlib import Path
 
 from redis.exceptions import RedisError
 
-from stoker.coldstart.failures import ColdStartError
 from stoker.runtime.batches.batch import MAX_LINES, Batch, advanced, finalizing, finished, refused, started, stop_reason
 from stoker.runtime.batches.batch_lines import LineResult
 from stoker.runtime.batches.batch_shelf import LEASE_MS, BatchShelf, LeaseLost
 from stoker.runtime.batches.file_shelf import FileRecord, FileShelf
-from stoker.runtime.gateway.batch_line import LineRunner
+from stoker.runtime.gateway.batch_line import OUTAGES, LineRunner
 from stoker.runtime.gateway.context import Gateway
 
 LOOK_S = 1.0
@@ -80,7 +79,7 @@ class BatchRunner:
             await work
         except LeaseLost:
             log.info("batch %s is driven by another gateway now", batch_id)
-        except (RedisError, OSError, TimeoutError, ColdStartError) as error:
+        except OUTAGES as error:
             log.warning("batch %s stops for a moment: %s", batch_id, error)
         finally:
             work.cancel()

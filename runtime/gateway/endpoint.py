@@ -11,13 +11,14 @@ from starlette.types import Message, Receive, Scope, Send
 
 from stoker.runtime.gateway.auth import Access, Caller
 from stoker.runtime.gateway.body import ClientGone, parse_json, parse_object, read_body
-from stoker.runtime.gateway.errors import ApiError
+from stoker.runtime.gateway.errors import ApiError, bad_request
 from stoker.runtime.gateway.sse import json_bytes
 
 if TYPE_CHECKING:
     from stoker.runtime.gateway.context import Gateway
 
 CANCEL_AGAIN_S = 1.0
+MOST_DIGITS = 9
 EVENT_STREAM = "text/event-stream"
 JOB_ID = "stoker.job_id"
 REPLAYED = "stoker.replayed"
@@ -46,6 +47,13 @@ class Incoming:
     def query(self, name: str) -> str:
         """A query parameter, "" when there is none."""
         return QueryParams(self.scope["query_string"]).get(name, "")
+
+    def limit(self, usual: int, most: int) -> int:
+        """The query's `limit`, `usual` when it has none. Raises ApiError 400."""
+        text = self.query("limit") or str(usual)
+        if not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS and 1 <= int(text) <= most):
+            raise bad_request(f"'limit' must be a number from 1 to {most}.", param="limit")
+        return int(text)
 
     def json(self) -> Any:
         """An empty body is null."""

@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from typing_extensions import TypedDict
 
 from stoker.coldstart.failures import ColdStartError
-from stoker.runtime.batches.file_shelf import FileRecord, new_file_id
+from stoker.runtime.batches.file_shelf import FILE_ID, FileRecord, new_file_id
 from stoker.runtime.gateway.body import body_parts
 from stoker.runtime.gateway.endpoint import Endpoint, Incoming, Json
 from stoker.runtime.gateway.errors import ApiError, bad_request, not_found, store_unavailable
@@ -127,13 +127,11 @@ async def list_files(incoming: Incoming) -> Response:
 
 def page_of(incoming: Incoming, ids: list[str], usual: int, most: int) -> tuple[list[str], bool]:
     """The part of `ids` behind the query's `after`, at most `limit` of them. Raises ApiError 400."""
-    text = incoming.query("limit") or str(usual)
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= most):
-        raise bad_request(f"'limit' must be a number from 1 to {most}.", param="limit")
+    limit = incoming.limit(usual, most)
     ids = ids[::-1] if incoming.query("order") == "asc" else ids
     after = incoming.query("after")
     start = ids.index(after) + 1 if after in ids else 0
-    return ids[start : start + int(text)], len(ids) > start + int(text)
+    return ids[start : start + limit], len(ids) > start + limit
 
 
 def list_object(rows: list[Any], more: bool) -> dict[str, Any]:
@@ -145,7 +143,7 @@ async def own_file(incoming: Incoming) -> FileRecord:
     """The caller's file of this path. Raises ApiError 404."""
     file_id = incoming.path("id")
     found = None
-    if file_id.replace("-", "").isalnum():
+    if FILE_ID.fullmatch(file_id):
         found = await stored(incoming.gateway.files.get, incoming.caller.tenant, file_id)
     if found is None:
         raise file_not_found(file_id)

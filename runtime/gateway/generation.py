@@ -12,6 +12,7 @@ from stoker.runtime.spec import FunctionSpec
 MIN_TOP_P = 1e-6
 EXPECTED_COMPLETION = 256
 DECODE_WEIGHT = 2.0
+MOST_DIGITS = 12
 NEUTRAL = {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
 
 
@@ -90,7 +91,7 @@ def steering_params(request: Sampling, facts: ModelFacts) -> dict[str, Any]:
 
 def biases(asked: Mapping[str, float], vocabulary: int) -> list[tuple[int, float]]:
     for token in asked:
-        if not token.isascii() or not token.isdecimal() or int(token[:12]) >= vocabulary:
+        if not token.isascii() or not token.isdecimal() or len(token) > MOST_DIGITS or int(token) >= vocabulary:
             raise bad_request(f"'logit_bias' names {token!r}, not a token id below {vocabulary}.", param="logit_bias")
     pairs = {int(token): float(bias) for token, bias in asked.items()}
     return list(pairs.items())

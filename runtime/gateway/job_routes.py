@@ -52,19 +52,12 @@ async def replay_job(incoming: Incoming) -> Response:
 async def dead_jobs(incoming: Incoming) -> Response:
     """The caller's jobs of a function whose attempts are used up, the newest first."""
     spec = await incoming.gateway.registry.find(incoming.caller, incoming.path("name"))
-    after, limit = page_of(incoming)
+    limit = incoming.limit(PAGE, MOST_PER_PAGE)
+    after = incoming.query("after")
     jobs = await incoming.gateway.broker.dead_letters(spec.name, limit + 1, after, tenant=incoming.caller.tenant)
     rows = [job_object(job, "") for job in jobs[:limit]]
     page: JobPage = {"object": "list", "data": rows, "has_more": len(jobs) > limit}
     return Json(page)
-
-
-def page_of(incoming: Incoming) -> tuple[str, int]:
-    """`after` and `limit` of the query. Raises ApiError 400."""
-    text = incoming.query("limit") or str(PAGE)
-    if not text.isascii() or not text.isdecimal() or not 1 <= int(text[:9]) <= MOST_PER_PAGE:
-        raise bad_request(f"'limit' must be a number from 1 to {MOST_PER_PAGE}.", param="limit")
-    return incoming.query("after"), int(text)
 
 
 async def job_events(incoming: Incoming) -> Response:

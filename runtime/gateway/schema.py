@@ -1,6 +1,5 @@
 """Bodies of requests in OpenAI's shapes, validated; /openapi.json is made from them."""
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -14,6 +13,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import from_json
 
 from stoker.runtime.gateway.errors import bad_request, invalid_fields
 from stoker.runtime.gateway.tool_calls import ToolStyle
@@ -60,7 +60,7 @@ class ToolCall(Body):
     def as_template_input(self) -> dict[str, Any]:
         """Templates print the arguments themselves, so they get them as a value where that is possible."""
         try:
-            arguments = json.loads(self.function.arguments)
+            arguments = from_json(self.function.arguments)
         except ValueError:
             arguments = self.function.arguments
         return {"id": self.id, "type": "function", "function": {"name": self.function.name, "arguments": arguments}}

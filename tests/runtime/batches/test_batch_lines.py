@@ -11,6 +11,7 @@ GOOD = {"custom_id": "a", "method": "POST", "url": URL, "body": {"model": "m"}}
 def test_a_good_line() -> None:
     request = parse_line(json.dumps(GOOD).encode(), URL, set())
     assert (request.custom_id, request.body) == ("a", {"model": "m"})
+    assert parse_line(b"\xef\xbb\xbf" + json.dumps(GOOD).encode(), URL, set()) == request
 
 
 @pytest.mark.parametrize(
@@ -19,6 +20,10 @@ def test_a_good_line() -> None:
         (b"{", "invalid_json_line", None),
         (b"\xff\xfe", "invalid_json_line", None),
         (b"[1]", "invalid_json_line", None),
+        (b"[" * 100_000, "invalid_json_line", None),
+        (b'{"custom_id": NaN}', "invalid_json_line", None),
+        (json.dumps({**GOOD, "body": {"user": "\ud800"}}).encode(), "invalid_json_line", None),
+        (json.dumps({**GOOD, "url": []}).encode(), "mismatched_endpoint", "a"),
         (b"{}", "missing_custom_id", None),
         (json.dumps({**GOOD, "custom_id": 5}).encode(), "missing_custom_id", None),
         (json.dumps({**GOOD, "custom_id": "x" * 513}).encode(), "missing_custom_id", None),
@@ -27,7 +32,7 @@ def test_a_good_line() -> None:
         (json.dumps({**GOOD, "url": "/v1/other"}).encode(), "mismatched_endpoint", "a"),
         (json.dumps({**GOOD, "body": "text"}).encode(), "missing_body", "a"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 def test_bad_lines(line: bytes, code: str, custom_id: str | None) -> None:
     with pytest.raises(BadLine) as caught:

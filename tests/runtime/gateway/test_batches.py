@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -18,12 +19,14 @@ from redis.asyncio import Redis
 from stoker.queue.broker import Broker
 from stoker.runtime.batches.batch_shelf import BatchShelf
 from stoker.runtime.gateway import batch_runner
+from stoker.runtime.gateway.batch_kinds import KINDS
 from stoker.runtime.gateway.settings import GatewaySettings
 
-from .conftest import Login, RunningGateway
+from .conftest import BODY_LIMIT, Login, RunningGateway
 from .peers import Task, error_of, make_key, worker
 
 URL = "/v1/chat/completions"
+CHAT = KINDS[URL]
 
 
 @pytest.fixture
@@ -89,6 +92,54 @@ async def test_good_and_bad_lines_end_in_their_files(
     codes = [(row["error"] or row["response"]["body"]["error"])["code"] for row in bad]
     assert codes[:4] == ["invalid_json_line", "invalid_method", "model_not_found", "duplicate_custom_id"]
     assert bad[4]["response"]["status_code"] == 400
+
+
+async def test_a_line_that_breaks_something_ends_in_the_error_file(
+    client: openai.AsyncOpenAI, chat_model: str, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that nobody thought of, and one that is longer than a request may be: the others are run."""
+
+    def answer(request: Any, job_id: str, result: Any) -> Any:
+        if request.messages[0].content == "2":
+            raise TypeError("nobody thought of this")
+        return CHAT.answer(request, job_id, result)
+
+    monkeypatch.setitem(KINDS, URL, replace(CHAT, answer=answer))
+    lines = [line(chat_model, 0), "[" * 100_000, line(chat_model, 2), line(chat_model, 3, why="x" * BODY_LIMIT)]
+    async with worker(broker, chat_model, count_prompt):
+        batch = await until_over(client, (await start(client, [*lines, line(chat_model, 4)])).id, 10)
+    assert [row["custom_id"] for row in await rows(client, batch.output_file_id)] == ["line-0", "line-4"]
+    bad = await rows(client, batch.error_file_id)
+    codes = [(row["error"] or row["response"]["body"]["error"])["code"] for row in bad]
+    assert codes == ["invalid_json_line", "internal_error", "request_too_large"]
+
+
+async def test_the_batch_of_a_deleted_tenant_ends(
+    login: Login, root: httpx.AsyncClient, chat_model: str, broker: Broker, redis: Redis
+) -> None:
+    ann = login((await make_key(root, "ann", "invoke"))["key"])
+    text = "\n".join(line(chat_model, number) for number in range(3)).encode()
+    made = (await ann.post("/v1/files", data={"purpose": "batch"}, files={"file": ("f", text)})).json()["id"]
+    batch_id = (await ann.post("/v1/batches", json={"endpoint": URL, "input_file_id": made})).json()["id"]
+    while (await broker.backlogs([chat_model]))[chat_model].queued < 3:
+        await asyncio.sleep(0.02)
+    await root.delete("/v1/tenants/ann")
+    deadline = time.monotonic() + 5
+    while not (found := await BatchShelf(redis).get("ann", batch_id)) or not found.over:
+        assert time.monotonic() < deadline, found
+        await asyncio.sleep(0.05)
+    assert (found.status, found.stopped, found.failed) == ("completed", "batch_cancelled", 3)
+    assert (await broker.backlogs([chat_model]))[chat_model].queued == 0
+
+
+@pytest.mark.parametrize("name", ["active", "lease", "of"])
+async def test_a_tenant_may_have_any_name(login: Login, root: httpx.AsyncClient, name: str) -> None:
+    tenant = login((await make_key(root, name, "invoke"))["key"])
+    made = (await tenant.post("/v1/files", data={"purpose": "batch"}, files={"file": ("f", b"{")})).json()["id"]
+    batch_id = (await tenant.post("/v1/batches", json={"endpoint": URL, "input_file_id": made})).json()["id"]
+    assert [row["id"] for row in (await tenant.get("/v1/batches")).json()["data"]] == [batch_id]
+    while (await tenant.get(f"/v1/batches/{batch_id}")).json()["status"] != "completed":
+        await asyncio.sleep(0.02)
 
 
 async def test_an_empty_file_fails_the_batch(client: openai.AsyncOpenAI) -> None:
@@ -165,8 +216,11 @@ async def test_batches_are_listed_and_belong_to_their_tenant(login: Login, root:
         ({"endpoint": URL}, "input_file_id"),
         ({"endpoint": URL, "input_file_id": "../x"}, "input_file_id"),
         ({"endpoint": URL, "input_file_id": "file-x"}, "input_file_id"),
+        ({"endpoint": [URL]}, "endpoint"),
+        ({"endpoint": {}}, "endpoint"),
+        ({"endpoint": URL, "input_file_id": "file-" + "x" * 5000}, "input_file_id"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:90],
 )
 async def test_bad_batches(http: httpx.AsyncClient, body: dict[str, Any], param: str) -> None:
     response = await http.post("/v1/batches", json=body)

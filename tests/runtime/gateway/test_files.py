@@ -56,6 +56,14 @@ async def test_bad_forms(http: httpx.AsyncClient, data: dict, files: dict, param
     assert (response.status_code, error_of(response)["param"]) == (400, param)
 
 
+@pytest.mark.parametrize(
+    "limit", ["0", "10001", "x", "00000000010001", "000000001" + "9" * 5000], ids=lambda text: text[:20]
+)
+async def test_limits_that_are_none(http: httpx.AsyncClient, limit: str) -> None:
+    response = await http.get("/v1/files", params={"limit": limit})
+    assert (response.status_code, error_of(response)["param"]) == (400, "limit")
+
+
 @pytest.mark.parametrize("kind", ["application/json", "multipart/form-data", "multipart/form-data; boundary=x"])
 async def test_bodies_that_are_no_form(http: httpx.AsyncClient, kind: str) -> None:
     response = await http.post("/v1/files", content=b"--y\r\nnonsense", headers={"content-type": kind})

@@ -164,7 +164,11 @@ def test_a_models_own_repetition_penalty_is_its_default() -> None:
     assert generation_payload(request, [1], facts, 100)["params"]["repetition_penalty"] == 1.1
 
 
-@pytest.mark.parametrize("token", ["50", "-1", "x", "1.5", "", "9" * 30, "\u0663"])
+@pytest.mark.parametrize(
+    "token",
+    ["50", "-1", "x", "1.5", "", "9" * 30, "0" * 12 + "50", "0" * 12 + "9" * 5000, "\u0663"],
+    ids=lambda token: token[:20],
+)
 def test_biases_of_unknown_tokens_are_refused(token: str) -> None:
     with pytest.raises(ApiError) as caught:
         payload(logit_bias={token: 1})

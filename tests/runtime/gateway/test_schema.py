@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.runtime.gateway.errors import ApiError
-from stoker.runtime.gateway.schema import chat_request, completion_request
+from stoker.runtime.gateway.schema import ToolCall, chat_request, completion_request
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "m", "prompt": "hi"}
@@ -129,6 +129,21 @@ def test_text_parts_are_joined_and_developers_are_systems() -> None:
         {"role": "system", "content": "one\ntwo"},
         {"role": "assistant", "content": ""},
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('{"a": 1}', {"a": 1}),
+        ("no JSON", "no JSON"),
+        ("[" * 100_000, "[" * 100_000),
+        ('{"a": "\\ud800"}', '{"a": "\\ud800"}'),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_arguments_that_are_no_json_are_shown_as_they_are(text: str, shown: Any) -> None:
+    call = ToolCall.model_validate({"id": "1", "function": {"name": "f", "arguments": text}})
+    assert call.as_template_input()["function"]["arguments"] == shown
 
 
 @pytest.mark.parametrize(
