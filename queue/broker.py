@@ -20,6 +20,7 @@ from stoker.queue.records import (
     Job,
     JobState,
     Limits,
+    Metered,
     NewJob,
     NotReplayable,
     Settled,
@@ -126,6 +127,13 @@ class Broker:
             return []
         parts = [part for item in failures for part in failure_arguments(item)]
         return settled(await self._scripts.run("fail", function, [*self._backoff, *parts]))
+
+    async def meter(self, function: str, metered: Sequence[Metered]) -> int:
+        """Usage of attempts that a cancel or a deadline stopped; each is recorded once. Returns how many were."""
+        if not metered:
+            return 0
+        parts: list[Argument] = [part for item in metered for part in (item.job_id, item.fence, item.usage)]
+        return await self._scripts.run("meter", function, parts)
 
     async def cancel(self, job_id: str, reason: str = "cancelled") -> JobState | None:
         """The state after the call (a job that had ended stays as it was), or None for an unknown job."""

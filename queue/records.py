@@ -259,6 +259,15 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class Metered:
+    """What an attempt had used when it was stopped from outside: its job was cancelled or ran out of time."""
+
+    job_id: str
+    fence: int
+    usage: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A job's record as a reader sees it. `reason` says in words why it ended without a worker's verdict."""
 

@@ -32,6 +32,7 @@ BATCH = 1000
 ENTERED, EXPORTED = "stoker:{ledger}:entered", "stoker:{ledger}:exported"
 PERMANENT = frozenset({ENTERED, EXPORTED})
 METRICS = ("jobs", "failed", "run_us", "cold_us", "prompt_tokens", "cached_tokens", "completion_tokens", "micro_usd")
+CHARGED = ("succeeded", "cancelled")
 COLLECT_S, EXPORT_S = 0.5, 60.0
 
 log = logging.getLogger("stoker.ledger")
@@ -53,25 +54,29 @@ class Entry:
     cached_tokens: int
     completion_tokens: int
     micro_usd: int
+    jobs: int = 1
 
     @property
     def seconds(self) -> float:
         return int(self.id.partition("-")[0]) / 1000
 
     def numbers(self) -> list[int]:
-        own = asdict(self) | {"jobs": 1, "failed": int(self.state != "succeeded")}
+        own = asdict(self) | {"failed": self.jobs if self.state != "succeeded" else 0}
         return [own[name] for name in METRICS]
 
 
 def entry_of(function: str, id: str, fields: dict[bytes, bytes], price: Price) -> Entry:
-    """What failed for the platform's reasons is on record and costs nothing; what was cancelled costs what it used."""
+    """What failed is on record and costs nothing; what was cancelled costs what it used. The tokens of a job that was
+    stopped come in a record of their own, which counts neither as a job nor in seconds."""
     text = {name.decode(): value for name, value in fields.items()}
     usage: dict[str, Any] = unpack(text["usage"]) if text["usage"] else {}
     state = text["state"].decode()
     held_us = int(text["held_ms"]) * 1000
     tokens = {name: int(usage.get(name) or 0) for name in ("prompt_tokens", "cached_tokens", "completion_tokens")}
     run_us = round(usage["run_ms"] * 1000) if "run_ms" in usage else held_us
-    used = Quantities(1, run_us, **tokens)
+    late = "late" in text
+    run_us = 0 if late else run_us
+    used = Quantities(0 if late else 1, run_us, **tokens)
     return Entry(
         id=id,
         job=text["job"].decode(),
@@ -80,9 +85,10 @@ def entry_of(function: str, id: str, fields: dict[bytes, bytes], price: Price) -
         state=state,
         attempt=int(text["attempt"]),
         run_us=run_us,
-        cold_us=round((usage.get("cold_start_ms") or 0) * 1000),
+        cold_us=0 if late else round((usage.get("cold_start_ms") or 0) * 1000),
         **tokens,
-        micro_usd=amount(price, used) if state in ("succeeded", "cancelled") and run_us else 0,
+        micro_usd=amount(price, used) if late or (state in CHARGED and run_us) else 0,
+        jobs=0 if late else 1,
     )
 
 

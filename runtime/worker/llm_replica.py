@@ -204,6 +204,10 @@ class LlmReplica(Replica):
             for index in answer.unfinished:
                 self._send_abort(answer.claim, index)
 
+    def used(self, job_id: str) -> Record:
+        answer = self._answers.get(job_id)
+        return dict(answer.usage()) if answer else {}
+
     def progress(self) -> tuple[int, int]:
         return (self._feed.fetched_bytes if self._feed else 0), self._total_bytes
 

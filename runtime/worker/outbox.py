@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stoker.queue.broker import Broker
-from stoker.queue.records import Completion, Emission, Failure
+from stoker.queue.records import Completion, Emission, Failure, Metered
 from stoker.queue.retry import insist
 from stoker.runtime.worker.host import PATIENCE_S
 
@@ -24,6 +24,7 @@ class Outbox:
     _emissions: list[Emission] = field(default_factory=list)
     _completions: list[Completion] = field(default_factory=list)
     _failures: list[Failure] = field(default_factory=list)
+    _metered: list[Metered] = field(default_factory=list)
     _sequence: dict[str, int] = field(default_factory=dict)
     _filled: asyncio.Event = field(default_factory=asyncio.Event)
     _empty: asyncio.Event = field(default_factory=asyncio.Event)
@@ -47,6 +48,10 @@ class Outbox:
     def fail(self, failure: Failure) -> None:
         self._sequence.pop(failure.job_id, None)
         self._failures.append(failure)
+        self._mark()
+
+    def meter(self, metered: Metered) -> None:
+        self._metered.append(metered)
         self._mark()
 
     def forget(self, job_id: str) -> None:
@@ -78,12 +83,15 @@ class Outbox:
         emissions, self._emissions = self._emissions, []
         completions, self._completions = self._completions, []
         failures, self._failures = self._failures, []
+        metered, self._metered = self._metered, []
         if emissions:
             await asyncio.gather(*(self._emit(part) for part in parts_of(emissions)))
         if completions:
             await insist(lambda: self.broker.done(self.function, completions), PATIENCE_S)
         if failures:
             await insist(lambda: self.broker.fail(self.function, failures), PATIENCE_S)
+        if metered:
+            await insist(lambda: self.broker.meter(self.function, metered), PATIENCE_S)
 
     async def _emit(self, emissions: list[Emission]) -> None:
         for job_id in await insist(lambda: self.broker.emit(self.function, emissions), PATIENCE_S):

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from stoker.coldstart.failures import ColdStartError, StoreUnavailable
 from stoker.coldstart.timeline import Timeline
-from stoker.queue.records import Claim, Completion, Failure, pack
+from stoker.queue.records import Claim, Completion, Failure, Metered, pack
 from stoker.queue.retry import insist
 from stoker.runtime import payloads
 from stoker.runtime.spec import FunctionSpec
@@ -88,6 +88,10 @@ class Replica(ABC):
     def abort(self, job_id: str) -> None:
         """Stops computing for a job that no longer belongs to this host."""
 
+    def used(self, job_id: str) -> Record:
+        """What a job has used so far beside time, where the kind knows it."""
+        return {}
+
     def run_phases(self, claim: Claim) -> list[Record]:
         """Timeline records of the job's own run, when the kind knows more than its whole length."""
         return []
@@ -119,8 +123,10 @@ class Replica(ABC):
             await self._task
 
     def lose(self, job_id: str, reason: str = "lost") -> None:
-        """The job was cancelled, timed out or given to another worker: stop, and say nothing more about it."""
-        if self.held.pop(job_id, None):
+        """The job was cancelled, timed out or given to another worker: stop, and say no more than what it had used."""
+        if claim := self.held.pop(job_id, None):
+            if used := self.used(job_id):
+                self.outbox.meter(Metered(job_id, claim.fence, pack(self._usage(claim, used))))
             self.outbox.forget(job_id)
             self._claimed_ns.pop(job_id, None)
             self.abort(job_id)

@@ -154,6 +154,25 @@ def test_a_job_is_submitted_followed_and_cancelled(stack: LocalStack) -> None:
         assert client.invoke("slow", 0.01) == 0.01
 
 
+def test_a_cancelled_answer_is_metered_as_far_as_it_came(stack: LocalStack) -> None:
+    """The client leaves in the middle of its stream; the record tells what was computed for it until then."""
+    body = {"model": "chat", "messages": [{"role": "user", "content": "Count to a thousand."}], "max_tokens": 400}
+    with (
+        stack.client() as client,
+        client._http.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as answer,
+    ):
+        job_id = answer.headers["x-job-id"]
+        chunks = (line for line in answer.iter_lines() if '"content"' in line)
+        shown = [next(chunks) for _ in range(4)]
+    with stack.client() as client:
+        deadline = time.monotonic() + 20
+        while not (usage := client.job(job_id)["usage"]):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert client.job(job_id)["state"] == "cancelled"
+    assert len(shown) - 1 <= usage["completion_tokens"] < 400 and usage["prompt_tokens"] > 0
+
+
 def test_a_function_process_that_dies_fails_its_job_and_comes_back(stack: LocalStack) -> None:
     with stack.client() as client:
         with pytest.raises(StokerError, match="exit code 7"):

@@ -140,7 +140,7 @@ class Oracle:
 
     def _one_end(self, shot: Snapshot) -> list[str]:
         ended = {job_id for job_id, row in shot.jobs.items() if row["state"] not in LIVE}
-        usage = Counter(row["job"] for row in shot.usage)
+        usage = Counter(row["job"] for row in shot.usage if "late" not in row)
         ends = self.ends()
         problems = []
         for job_id, row in shot.jobs.items():

@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 
 from stoker.coldstart.store import ObjectStore
 from stoker.queue.broker import Broker
-from stoker.queue.records import Completion, Failure, NewJob, new_job_id, pack
+from stoker.queue.records import Completion, Failure, Metered, NewJob, new_job_id, pack
 from stoker.runtime.tenancy import ledger
 from stoker.runtime.tenancy.admission import Admission, spent
 from stoker.runtime.tenancy.billing_days import day_of, month_of
@@ -158,3 +158,21 @@ async def test_entries_are_kept_as_lines_once(
     assert {(row["tenant"], row["function"], row["state"], row["micro_usd"]) for row in rows} == {
         ("ann", "chat", "succeeded", COST)
     }
+
+
+async def test_a_stopped_jobs_tokens_are_billed_beside_its_time(
+    books: Ledger, broker: Broker, tenants: Directory
+) -> None:
+    await tenants.put_price("chat", Price(request=1, completion_tokens=1.0))
+    job = NewJob(id=new_job_id("chat"), function="chat", tenant="ann", payload=b"")
+    await broker.enqueue(job)
+    [claim] = await broker.claim("chat", "worker", 1)
+    await asyncio.sleep(0.01)
+    await broker.cancel(job.id)
+    await books.collect()
+    await broker.meter("chat", [Metered(job.id, claim.fence, pack(USAGE))])
+    await books.collect()
+    found = await sums(books, "ann")
+    assert (found["jobs"], found["failed"], found["completion_tokens"], found["prompt_tokens"]) == (1, 1, 50, 1000)
+    assert 10_000 <= found["run_us"] < 250_000
+    assert found["micro_usd"] == 1_000_000 + 50
