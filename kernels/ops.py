@@ -4,6 +4,7 @@ Shapes and meanings are documented in `reference`. No operation reads a device v
 depend on tensor shapes alone, so every CUDA operation can be captured in a graph and replayed with other lengths.
 """
 
+import sys
 from functools import cache
 from types import ModuleType
 
@@ -101,6 +102,12 @@ def sample(
     position: torch.Tensor,
 ) -> torch.Tensor:
     return _implementation(logits).sample(logits, temperature, top_k, top_p, min_p, seed, position)
+
+
+def late_kernels() -> int:
+    """Kernel variants that a request has waited for; none where Triton isn't used."""
+    launch = sys.modules.get("stoker.kernels.launch")
+    return launch.late_variants() if launch else 0
 
 
 def _implementation(tensor: torch.Tensor) -> ModuleType:

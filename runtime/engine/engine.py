@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from stoker.kernels import ops
 from stoker.runtime.engine.blocks import BlockPool
 from stoker.runtime.engine.config import ModelConfig
 from stoker.runtime.engine.kv_tier import Copies, HostTier
@@ -42,16 +43,15 @@ class Engine:
         self.kv = kv_size(config, options, free_bytes(options.device))
         self.pool = BlockPool(self.kv.num_blocks)
         self.runner = Runner(config, options, weights, self.kv)
+        slots = options.host_cache_bytes // self.kv.block_bytes
+        self._copies = Copies(self.runner.kv, slots) if slots else None
         self.scheduler = Scheduler(
             self.pool,
             token_budget=options.token_budget,
             max_seqs=options.max_seqs,
             prefix_cache=options.prefix_cache,
+            tier=HostTier(slots) if slots else None,
         )
-        self._copies: Copies | None = None
-        if slots := options.host_cache_bytes // self.kv.block_bytes:
-            self._copies = Copies(self.runner.kv, slots)
-            self.scheduler.use(HostTier(slots))
         self._revision = revision
         self._in_flight: Launched | None = None
         self._sequences: dict[str, Sequence] = {}
@@ -164,7 +164,7 @@ class Engine:
             "computed_tokens": self.scheduler.computed_tokens,
             "preemptions": self.scheduler.preemptions,
             "steps": self._steps,
-            "late_kernels": self.runner.late_kernels(),
+            "late_kernels": ops.late_kernels(),
             "graphs": len(self.runner.graphs),
             "graph_bytes": self.runner.graphs.bytes,
             "graph_steps": self.runner.graphs.replays,

@@ -34,9 +34,6 @@ class HostTier:
         self._free = list(range(slots))
         self._kept: OrderedDict[bytes, Kept] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
     def find(self, key: bytes, tokens: bytes, parent: bytes) -> int | None:
         """The slot with this content after block `parent`; stored tokens are compared."""
         kept = self._kept.get(key)

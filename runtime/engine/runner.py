@@ -149,14 +149,6 @@ class Runner:
             self.weights = weights
         self.kv[NULL_BLOCK].zero_()
 
-    def late_kernels(self) -> int:
-        """Kernel variants of this process that a request has waited for."""
-        if not self._on_gpu:
-            return 0
-        from stoker.kernels.launch import late_variants
-
-        return late_variants()
-
     @torch.inference_mode()
     def capture_one(self) -> bool:
         """Captures the graph of one more bucket, once every kind of step is warm; False when there is nothing (more) to

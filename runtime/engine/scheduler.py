@@ -46,7 +46,11 @@ class Outcome(NamedTuple):
 
 
 class Scheduler:
-    def __init__(self, pool: BlockPool, *, token_budget: int, max_seqs: int, prefix_cache: bool) -> None:
+    def __init__(
+        self, pool: BlockPool, *, token_budget: int, max_seqs: int, prefix_cache: bool, tier: HostTier | None = None
+    ) -> None:
+        """With a `tier`, `loads` (slot, block) are to be carried out before a step is launched, and after a commit
+        `saves` (block, slot), whose blocks are held until then."""
         self.pool = pool
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -60,14 +64,9 @@ class Scheduler:
         self._rows = list(range(rows_for(max_seqs)))
         self._in_flight = 0
         self.prefix_cache = prefix_cache
-        self._tier: HostTier | None = None
+        self._tier = tier
         self.loads: list[tuple[int, int]] = []
         self.saves: list[tuple[int, int]] = []
-
-    def use(self, tier: HostTier) -> None:
-        """From now on blocks are also looked for in `tier`, and kept there. Before a step is launched, `loads` (slot,
-        block) are to be carried out, and after a commit `saves` (block, slot), whose blocks are held until then."""
-        self._tier = tier
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)

@@ -12,7 +12,7 @@ MODULES = [
     "stoker.runtime.engine.process",
     "stoker.runtime.worker.function_process",
 ]
-GPU_MODULES = ["stoker.runtime.engine.primed"]
+GPU_MODULES = ["stoker.runtime.worker.primed"]
 
 
 def main() -> None:
