@@ -80,13 +80,29 @@ def milliseconds(seconds: float) -> int:
 
 
 async def enqueue(gateway: Gateway, account: Tenant, job: NewJob) -> Enqueued:
-    """Within the tenant's limits. Raises what `enqueue_admitted` raises."""
-    if account.limits == NONE:
+    """Within the tenant's limits, in which a repeated request takes no place. Raises what `enqueue_admitted` raises."""
+    if account.limits == NONE or await was_queued(gateway, job):
         return await enqueue_admitted(gateway, job)
     await gateway.quota.reserve(account, job)
+    admitted = asyncio.create_task(enqueue_reserved(gateway, account, job))
+    admitted.add_done_callback(lambda task: task.cancelled() or task.exception())
+    return await asyncio.shield(admitted)
+
+
+async def was_queued(gateway: Gateway, job: NewJob) -> bool:
+    """Whether the queue knows its idempotency key."""
+    if not job.idempotency_key:
+        return False
+    asked = (job.function, job.tenant, job.idempotency_key)
+    return await insist(lambda: gateway.broker.job_id_of(*asked), ENQUEUE_PATIENCE_S) is not None
+
+
+async def enqueue_reserved(gateway: Gateway, account: Tenant, job: NewJob) -> Enqueued:
+    """To its end, or a client that leaves could part a job from its reservation. After an outage nobody knows whether
+    there is a job: then the reservation ends by itself."""
     try:
         enqueued = await enqueue_admitted(gateway, job)
-    except BaseException:
+    except ApiError:
         gateway.background(gateway.quota.release(account.name, job.id))
         raise
     follow_up = gateway.quota.queued if enqueued.job_id == job.id else gateway.quota.release

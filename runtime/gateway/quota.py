@@ -56,9 +56,9 @@ def asked_for(payload: Mapping[str, Any]) -> Quantities:
         return Quantities(prompt_tokens=sum(map(len, payload["texts"])))
     if "prompt_ids" not in payload:
         return Quantities(run_us=FIRST_SECOND_US)
-    return Quantities(
-        prompt_tokens=len(payload["prompt_ids"]), completion_tokens=int(payload["params"]["max_tokens"] or 0)
-    )
+    params = payload["params"]
+    completion = int(params["max_tokens"] or 0) * params.get("n", 1)
+    return Quantities(prompt_tokens=len(payload["prompt_ids"]), completion_tokens=completion)
 
 
 def refusal(account: Tenant, refused: Refused) -> ApiError:

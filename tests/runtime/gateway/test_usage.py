@@ -13,10 +13,13 @@ from redis.asyncio import Redis
 from stoker.coldstart.store import ObjectStore
 from stoker.queue.broker import Broker
 from stoker.queue.cluster import Cluster
+from stoker.queue.records import Enqueued, NewJob
+from stoker.runtime.gateway.quota import asked_for
 from stoker.runtime.spec import FunctionSpec
 from stoker.runtime.tenancy.billing_days import day_of
 from stoker.runtime.tenancy.directory import Directory
 from stoker.runtime.tenancy.ledger import Ledger
+from stoker.runtime.tenancy.price import Quantities
 
 from .conftest import Login
 from .peers import Deploy, Task, error_of, make_key, worker
@@ -105,6 +108,43 @@ async def test_a_job_that_was_not_queued_gives_its_place_back(
     assert (await client.post(f"/v1/functions/{function}/jobs", json=4)).status_code == 429
 
 
+async def test_a_repeated_request_takes_no_place(
+    root: httpx.AsyncClient, login: Login, deploy: Deploy, broker: Broker
+) -> None:
+    """Whoever lost the answer asks again, and gets it, also when the limits have room for no other job."""
+    function, headers = await deploy(), {"idempotency-key": "lost"}
+    client = await limited(root, login, "retrying", concurrency=1, requests_per_minute=2, budget_usd=1)
+    async with priced(root, function, request=1):
+        job = await client.post(f"/v1/functions/{function}/jobs", json=1, headers=headers)
+        for _ in range(3):
+            again = await client.post(f"/v1/functions/{function}/jobs", json=1, headers=headers)
+            assert (again.status_code, again.json()["id"]) == (202, job.json()["id"])
+        assert (await client.post(f"/v1/functions/{function}/jobs", json=2, headers=headers)).status_code == 409
+        assert (await client.put(f"/v1/functions/{function}/jobs/own", json=2)).status_code == 429
+        async with worker(broker, function, answer):
+            assert (await client.post(f"/v1/functions/{function}", json=1, headers=headers)).json() == 1
+
+
+async def test_a_client_that_leaves_while_its_job_is_queued_parts_it_from_no_limit(
+    root: httpx.AsyncClient, login: Login, deploy: Deploy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue has the job and its answer is on the way when the connection goes."""
+    reached = Broker.enqueue
+
+    async def slowly(broker: Broker, job: NewJob) -> Enqueued:
+        enqueued = await reached(broker, job)
+        await asyncio.sleep(0.5)
+        return enqueued
+
+    monkeypatch.setattr(Broker, "enqueue", slowly)
+    function, client = await deploy(), await limited(root, login, "leaving", concurrency=1)
+    with pytest.raises(httpx.ReadTimeout):
+        await client.post(f"/v1/functions/{function}/jobs", json=1, timeout=httpx.Timeout(5, read=0.2))
+    for _ in range(6):
+        assert (await client.post(f"/v1/functions/{function}/jobs", json=1)).status_code == 429
+        await asyncio.sleep(0.1)
+
+
 async def test_requests_per_minute_hold_over_all_functions(
     root: httpx.AsyncClient, login: Login, deploy: Deploy
 ) -> None:
@@ -153,3 +193,13 @@ async def test_prices_are_listed_and_checked(root: httpx.AsyncClient, deploy: De
     assert (await root.put("/v1/prices/unknown", json={})).status_code == 404
     assert (await root.put(f"/v1/prices/{function}", json={"minute": 1})).status_code == 400
     assert (await root.delete(f"/v1/prices/{function}")).status_code == 404
+
+
+def test_what_a_request_may_use_at_most() -> None:
+    chat = {"kind": "generate", "prompt_ids": [1, 2, 3], "params": {"max_tokens": 10}}
+    assert asked_for(chat) == Quantities(prompt_tokens=3, completion_tokens=10)
+    assert asked_for({**chat, "params": {"max_tokens": 10, "n": 4}}) == Quantities(
+        prompt_tokens=3, completion_tokens=40
+    )
+    assert asked_for({"kind": "embed", "texts": [[1, 2], [3]]}) == Quantities(prompt_tokens=3)
+    assert asked_for({"kind": "call", "input": {"texts": [[1]], "prompt_ids": []}}) == Quantities(run_us=1_000_000)
