@@ -5,14 +5,11 @@ import itertools
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stoker.queue.client import connect
 from stoker.queue.cluster import LEADER_FENCE, Cluster
-from stoker.queue.embedded import EmbeddedValkey
 from stoker.runtime.controller.aws_provider import AwsProvider
 from stoker.runtime.controller.fleet_plan import Orders
 from stoker.runtime.controller.leader import Leadership
@@ -47,16 +44,6 @@ def proxy(moto: Moto, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> Iterat
     proxy.start()
     yield proxy
     proxy.stop()
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    server = EmbeddedValkey(tmp_path / "data", tmp_path / "s")
-    server.start()
-    client = connect(server.url)
-    yield Cluster(client)
-    await client.aclose()
-    server.stop()
 
 
 @pytest.fixture

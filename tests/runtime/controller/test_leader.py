@@ -2,25 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
-from stoker.queue.client import connect
 from stoker.queue.cluster import LEADER, LEADER_FENCE, Cluster
-from stoker.queue.embedded import EmbeddedValkey
 from stoker.runtime.controller.leader import BEGIN_S, LEASE_MS, Leadership, NotLeading
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    server = EmbeddedValkey(tmp_path / "data", tmp_path / "s")
-    server.start()
-    client = connect(server.url)
-    yield Cluster(client)
-    await client.aclose()
-    server.stop()
 
 
 async def lease_ms(cluster: Cluster) -> int:

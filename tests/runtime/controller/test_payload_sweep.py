@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,24 +9,12 @@ import pytest
 
 from stoker.coldstart.store import open_store
 from stoker.queue.broker import Broker
-from stoker.queue.client import connect
-from stoker.queue.embedded import EmbeddedValkey
 from stoker.queue.records import Completion, Failure, JobState, NewJob, made_at_ms, new_job_id, pack
 from stoker.runtime import payloads
 from stoker.runtime.controller import payload_sweep
 from stoker.runtime.controller.payload_sweep import GRACE_S, needed, sweep
 
 BIG = pack("x" * payloads.INLINE_LIMIT)
-
-
-@pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    server = EmbeddedValkey(tmp_path / "data", tmp_path / "s")
-    server.start()
-    client = connect(server.url)
-    yield Broker(client)
-    await client.aclose()
-    server.stop()
 
 
 @pytest.mark.parametrize("state", [None, *JobState])
