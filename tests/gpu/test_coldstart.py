@@ -209,6 +209,26 @@ def test_a_flipped_byte_is_an_error_and_no_answer(published: tuple[FileStore, Ma
     assert torch.cuda.memory_allocated() - before < 1 << 20
 
 
+def test_a_parked_model_leaves_the_device_and_comes_back(published: tuple[FileStore, Manifest]) -> None:
+    store, manifest = published
+    process = Process()
+    before = torch.cuda.memory_allocated()
+    process.load(store, manifest)
+    process.until("loaded")
+    process.ask("first", [1, 2, 3])
+    first = process.answer("first")
+    process.frames.clear()
+    process.send({"t": "park", "model": "m", "name": "image"})
+    assert process.until("parked")["error"] == ""
+    assert torch.cuda.memory_allocated() - before < 1 << 20
+    process.send({"t": "unpark", "model": "m", "name": "image", "check": True})
+    process.until("loaded")
+    process.ask("second", [1, 2, 3])
+    assert process.answer("second") == first
+    process.send({"t": "unload", "model": "m"})
+    process.send({"t": "forget", "name": "image"})
+
+
 def test_waiting_for_a_stage_orders_the_streams() -> None:
     """What reads after `wait` sees what the copy stream wrote, however late."""
     arrival = Arrival(1)
