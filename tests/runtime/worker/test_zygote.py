@@ -1,3 +1,5 @@
+"""A zygote that all tests of this file fork from; one of them kills it."""
+
 import asyncio
 import json
 import os
@@ -8,8 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+import pytest_asyncio
 
 from stoker.runtime.worker.zygote_link import KILLED, Forked, ZygoteGone, ZygoteLink
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CHILD = """
 import json, os, sys, time
@@ -33,20 +38,16 @@ def main():
 """
 
 
-@pytest.fixture(scope="module")
-def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("modules")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def zygote(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ZygoteLink]:
+    folder = tmp_path_factory.mktemp("zygote")
     (folder / "zygote_test_child.py").write_text(CHILD)
-    return folder
-
-
-@pytest.fixture
-async def zygote(module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ZygoteLink]:
-    monkeypatch.setenv("PYTHONPATH", str(module))
-    monkeypatch.setenv("STOKER_REDIS", "redis://secret")
-    link = ZygoteLink(tmp_path / "zygote.log")
-    yield link
-    await link.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder))
+        patch.setenv("STOKER_REDIS", "redis://secret")
+        link = ZygoteLink(folder / "zygote.log")
+        yield link
+        await link.close()
 
 
 async def fork(zygote: ZygoteLink, tmp_path: Path, *argv: str, **options: bool) -> tuple[Forked, dict]:
