@@ -20,6 +20,7 @@ LANES = 8
 SHORTEST = 241
 GROUP = 8
 BATCH_BYTES = 4 << 30
+MAX_INPUTS = 32_768
 MASK = (1 << 64) - 1
 jit: Any = triton.jit
 
@@ -85,7 +86,7 @@ def batches(inputs: Sequence[Input]) -> list[list[Input]]:
     room = 0
     for parts in inputs:
         size = sum(part.length for part in parts)
-        if size > room:
+        if size > room or len(made[-1]) == MAX_INPUTS:
             made.append([])
             room = max(BATCH_BYTES, size)
         made[-1].append(parts)

@@ -137,7 +137,8 @@ class ModelLoad:
             source.check(range(len(self._manifest.chunks)))
         source.deliver(place)
         if self.device.type == "cuda":
-            source.check(self._prepare_check().converted)
+            check = self._prepare_check()
+            source.check([*check.converted, *check.unfit])
 
     def _prepare_check(self) -> "DeviceCheck":
         # Needs Triton, which a CPU's engine does without.
@@ -185,7 +186,8 @@ class ModelLoad:
 
     def _compare(self, check: "DeviceCheck") -> None:
         with on_copy_stream(self.device):
-            wrong = check.run()
+            # Of mapped files, the source checks the others.
+            wrong = check.run(unfit=self._check or not self._source)
         for number in wrong:
             chunk = self._manifest.chunks[number]
             name = self._source.name(chunk.file) if self._source else self._manifest.files[chunk.file].name
