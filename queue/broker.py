@@ -76,8 +76,12 @@ class Broker:
 
     async def enqueue(self, job: NewJob) -> Enqueued:
         """Raises QueueFull or IdempotencyMismatch; then nothing was stored."""
-        await self._register(job.function)
-        reply = await self._scripts.run("enqueue", job.function, enqueue_arguments(job))
+        listed = await self._register(job.function)
+        reply = await self._scripts.run("enqueue", job.function, enqueue_arguments(job, listed))
+        if reply[0] == b"unlisted":
+            self._registered.discard(job.function)
+            await self._register(job.function)
+            reply = await self._scripts.run("enqueue", job.function, enqueue_arguments(job))
         return replies.enqueued(reply)
 
     async def claim(self, function: str, worker: str, limit: int) -> list[Claim]:
@@ -169,6 +173,7 @@ class Broker:
         `request` names this replay: to repeat the call after a lost reply, give the same name again.
         """
         function = function_of(job_id)
+        self._registered.discard(function)
         await self._register(function)
         reply = await self._scripts.run("replay", function, [job_id, request or secrets.token_hex(8)])
         if reply is None:
@@ -230,14 +235,18 @@ class Broker:
         self._registered.discard(function)
         await self._redis.srem(keys.FUNCTIONS, function)  # type: ignore[misc]
 
-    async def _register(self, function: str) -> None:
-        """Before the first job, so that no crash leaves one that the controller's sweep can't see."""
-        if function not in self._registered:
-            await self._redis.sadd(keys.FUNCTIONS, function)  # type: ignore[misc]
-            self._registered.add(function)
+    async def _register(self, function: str) -> bool:
+        """Before the first job, so that no crash leaves one that the controller's sweep can't see. False when this
+        process had done so before; then another may have purged the function since."""
+        if function in self._registered:
+            return False
+        await self._redis.sadd(keys.FUNCTIONS, function)  # type: ignore[misc]
+        self._registered.add(function)
+        return True
 
 
-def enqueue_arguments(job: NewJob) -> list[Argument]:
+def enqueue_arguments(job: NewJob, listed: bool = True) -> list[Argument]:
+    """`listed`: the function was just named in the list of functions."""
     return [
         job.id,
         job.tenant,
@@ -256,6 +265,7 @@ def enqueue_arguments(job: NewJob) -> list[Argument]:
         job.retention_ms,
         job.delay_ms,
         job.weight,
+        int(listed),
     ]
 
 

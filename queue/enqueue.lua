@@ -1,13 +1,15 @@
 -- uses: | common lanes standing rates buckets
 -- Accepts a job once, or refuses it without a trace.
--- Answers {ok, id, created, wake, queued, state}, {mismatch, id}, {full, limit, waiting, most, retry after ms} or
--- {rate, limit, most, retry after ms}.
+-- Answers {ok, id, created, wake, queued, state}, {mismatch, id}, {full, limit, waiting, most, retry after ms},
+-- {rate, limit, most, retry after ms}, or, to a caller that didn't just name a new or purged function in the list of
+-- functions, {unlisted}.
 local RETRY_AFTER_LEAST, RETRY_AFTER_MOST = 1000, 60000
 
 local id, tenant, payload, priority, cost, batch, max, stream = unpack(ARGV, 1, 8)
 local gateway, idem, digest = unpack(ARGV, 9, 11)
 local start_within, run_within, finish_within = tonumber(ARGV[12]), tonumber(ARGV[13]), tonumber(ARGV[14])
 local keep, delay, weight = ARGV[15], tonumber(ARGV[16]), tonumber(ARGV[17])
+local listed = ARGV[18]
 
 local function accepted(job_id, created, state, wake, queued)
   return { 'ok', job_id, created, tonumber(wake or 0), queued or call('ZCARD', Q .. 'q'), state }
@@ -154,6 +156,9 @@ end
 local queued = call('ZCARD', Q .. 'q')
 local meta = call('HMGET', META, 'limit', 'tenant_limit', 'place', 'paced', 'standing', 'run_limit', 'tenant_run_limit',
   rate_fields('arrived'))
+if not meta[3] and listed == '0' then
+  return { 'unlisted' }
+end
 reply = check_limits(queued, meta) or (meta[4] == '1' and pace(tenant, tonumber(cost)))
 if reply then
   return reply

@@ -8,10 +8,10 @@ from typing_extensions import TypedDict
 from stoker.runtime.gateway.auth import Caller
 from stoker.runtime.gateway.deploy_routes import (
     FunctionObject,
+    forget,
     function_object,
     prepare,
     remember,
-    replicas_stopped,
     spec_of,
 )
 from stoker.runtime.gateway.endpoint import Incoming, Json
@@ -45,8 +45,7 @@ async def put_app(incoming: Incoming) -> Response:
         await remember(gateway, spec, encoder)
     await gateway.registry.replace([spec for spec, _ in prepared], deleted)
     for function in deleted:
-        await gateway.broker.purge_function(function)
-        await replicas_stopped(gateway, function)
+        await forget(gateway, function)
     view = await gateway.view.snapshot()
     functions = [function_object(spec, view) for spec, _ in prepared]
     gone = [short_name(function) for function in deleted]

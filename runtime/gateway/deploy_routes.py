@@ -26,6 +26,7 @@ from stoker.runtime.gateway.context import Gateway
 from stoker.runtime.gateway.endpoint import Incoming, Json
 from stoker.runtime.gateway.errors import ApiError, bad_request, invalid_fields
 from stoker.runtime.gateway.prompts import PromptEncoder
+from stoker.runtime.gateway.registry import FRESH_S
 from stoker.runtime.gateway.waiting import replicas_of
 from stoker.runtime.spec import FunctionSpec, InvalidSpec, check_name, full_name, owner_of, short_name
 
@@ -214,9 +215,23 @@ async def delete_function(incoming: Incoming) -> Response:
     gateway = incoming.gateway
     spec = await gateway.registry.own(incoming.caller, incoming.path("name"))
     await gateway.registry.delete(spec.name)
-    await gateway.broker.purge_function(spec.name)
-    await replicas_stopped(gateway, spec.name)
+    await forget(gateway, spec.name)
     return Json({"object": "function", "name": short_name(spec.name), "deleted": True})
+
+
+async def forget(gateway: Gateway, name: str) -> None:
+    """Of a function that is not deployed any more: its jobs are cancelled and billed, its replicas stop."""
+    await gateway.ledger.expect(name)
+    await gateway.broker.purge_function(name)
+    gateway.background(forget_latecomers(gateway, name))
+    await replicas_stopped(gateway, name)
+
+
+async def forget_latecomers(gateway: Gateway, name: str) -> None:
+    """Jobs from gateways that took the function for deployed a moment longer, and that nobody would ever run."""
+    await asyncio.sleep(2 * FRESH_S)
+    if await gateway.cluster.function(name) is None:
+        await gateway.broker.purge_function(name)
 
 
 async def replicas_stopped(gateway: Gateway, name: str) -> None:

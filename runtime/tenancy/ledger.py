@@ -113,6 +113,10 @@ class Ledger:
                 log.warning("usage stays uncollected for now: %s", error)
             await asyncio.sleep(COLLECT_S)
 
+    async def expect(self, function: str) -> None:
+        """Before a function is deleted: its last records are entered, even if none of it ever was."""
+        await self._redis.hsetnx(ENTERED, function, "0-0")
+
     async def collect(self) -> int:
         """Enters what was recorded since; returns how many records were read."""
         total = 0

@@ -120,3 +120,13 @@ async def test_a_purged_function_can_come_back(broker: Broker, client: Redis, st
     assert await client.pttl(keys.key("f", "use")) == -1
     assert await broker.functions_with_work() == ["f"]
     oracle.check("f")
+
+
+async def test_a_function_that_another_process_purged_is_listed_again(broker: Broker, client: Redis, job) -> None:
+    """Or no sweep would ever look after its jobs."""
+    other = Broker(client)
+    await broker.enqueue(job())
+    await other.enqueue(job())
+    await other.purge_function("f")
+    again = await broker.enqueue(job())
+    assert again.created and await broker.functions_with_work() == ["f"]

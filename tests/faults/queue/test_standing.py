@@ -134,7 +134,9 @@ async def test_a_lost_reply_of_the_enqueue_that_handed_over(
 ) -> None:
     bells = Bells(server.url, "w", on_cancel=lambda _: None)
     await bells.start()
-    claimer, new = Claimer(broker, bells, "f", "w", 5), job()
+    claimer, earlier, new = Claimer(broker, bells, "f", "w", 5), job(), job()
+    await broker.enqueue(earlier)
+    await broker.cancel(earlier.id)
     assert await claimer.claim_or_stand(1) == []
     async with Proxy(tmp_path / "p", server.socket_path).running() as proxy:
         client = connect(proxy.url)

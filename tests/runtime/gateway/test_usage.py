@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from stoker.coldstart.store import ObjectStore
 from stoker.queue.broker import Broker
 from stoker.queue.cluster import Cluster
-from stoker.queue.records import Enqueued, NewJob
+from stoker.queue.records import Enqueued, JobState, NewJob, new_job_id
 from stoker.runtime.gateway.quota import asked_for
 from stoker.runtime.spec import FunctionSpec
 from stoker.runtime.tenancy.billing_days import day_of
@@ -143,6 +143,25 @@ async def test_a_client_that_leaves_while_its_job_is_queued_parts_it_from_no_lim
     for _ in range(6):
         assert (await client.post(f"/v1/functions/{function}/jobs", json=1)).status_code == 429
         await asyncio.sleep(0.1)
+
+
+async def test_a_deleted_functions_first_jobs_give_their_places_back(
+    root: httpx.AsyncClient, login: Login, deploy: Deploy, broker: Broker, books: Ledger
+) -> None:
+    """Also one that came from a gateway that took the function for deployed a moment longer."""
+    brief, other = await deploy(), await deploy()
+    client = await limited(root, login, "brief", concurrency=1)
+    assert (await client.post(f"/v1/functions/{brief}/jobs", json=1)).status_code == 202
+    assert (await root.delete(f"/v1/functions/{brief}")).status_code == 200
+    late = NewJob(id=new_job_id(brief), function=brief, tenant="brief", payload=b"")
+    await broker.enqueue(late)
+    deadline = time.monotonic() + 5
+    while (await client.post(f"/v1/functions/{other}/jobs", json=1)).status_code == 429:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+    while (job := await broker.job(late.id)) and job.state is not JobState.CANCELLED:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
 
 
 async def test_requests_per_minute_hold_over_all_functions(

@@ -142,6 +142,25 @@ async def test_a_deleted_functions_usage_is_still_billed(books: Ledger, broker: 
     assert (await sums(books, "ann"))["jobs"] == 2
 
 
+async def test_a_function_deleted_before_anything_was_entered_is_billed(
+    books: Ledger, broker: Broker, tenants: Directory, redis: Redis
+) -> None:
+    """Its first job, say, is cancelled by the deletion: it is paid for, and its reservation ends."""
+    tenant, admissions = Tenant("ann", limits=TenantLimits(concurrency=1)), Admission(redis)
+    await tenants.put_price(EVERY_FUNCTION, Price(request=1))
+    job = NewJob(id=new_job_id("brief"), function="brief", tenant="ann", payload=b"")
+    assert await admissions.reserve(tenant, job.id, 0, 0) is None
+    await broker.enqueue(job)
+    await admissions.keep("ann", job.id)
+    await broker.claim("brief", "worker", 1)
+    await asyncio.sleep(0.01)
+    await books.expect("brief")
+    await broker.purge_function("brief")
+    assert [await books.collect(), await books.collect()] == [1, 0]
+    assert (await sums(books, "ann", "brief"))["micro_usd"] == 1_000_000
+    assert await admissions.reserve(tenant, "next", 0, 0) is None
+
+
 async def test_entries_are_kept_as_lines_once(
     books: Ledger, broker: Broker, tenants: Directory, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
