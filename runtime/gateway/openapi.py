@@ -15,6 +15,7 @@ Json = dict[str, Any]
 
 REF = "#/components/schemas/{model}"
 PARAMETER = re.compile(r"{(\w+)}")
+FUNCTION_JOB = "/v1/functions/{name}/jobs/{id}"
 COMMON_PROBLEMS: Mapping[int, str] = {
     400: "The request is malformed or asks for something that can't be done.",
     413: "The body is too large.",
@@ -49,7 +50,7 @@ def describe_operation(endpoint: Endpoint, error: Json, schemas: dict[str, Json]
     for status, kind in {endpoint.status: endpoint.answer, **endpoint.others}.items():
         answers[str(status)] = success(kind, endpoint.media, schemas)
     operation: Json = {
-        "operationId": endpoint.handler.__name__,
+        "operationId": operation_id(endpoint),
         "summary": endpoint.summary,
         "tags": [endpoint.tag],
         "parameters": parameters(endpoint),
@@ -63,6 +64,12 @@ def describe_operation(endpoint: Endpoint, error: Json, schemas: dict[str, Json]
         body = reference(endpoint.request, schemas, "validation")
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
     return operation
+
+
+def operation_id(endpoint: Endpoint) -> str:
+    """The handler's name; a job that is reached through its function has the same handlers as one by its own id."""
+    name = endpoint.handler.__name__
+    return f"{name}_of_function" if endpoint.path == FUNCTION_JOB and endpoint.method in ("GET", "DELETE") else name
 
 
 def success(kind: Any, media: str, schemas: dict[str, Json]) -> Json:

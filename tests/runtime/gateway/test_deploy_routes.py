@@ -83,7 +83,7 @@ async def test_a_language_model_needs_readable_weights(
     response = await http.put("/v1/functions/chat", json={"spec": {"kind": "llm", "weights": missing}})
     error = error_of(response)
     assert (response.status_code, error["param"], error["code"]) == (400, "spec.weights", "ObjectMissing")
-    assert "manifest" in error["message"] and str(tmp_path) in error["message"]
+    assert "config.json" in error["message"] and str(tmp_path) in error["message"]
     unknown = await http.put("/v1/functions/chat", json={"spec": {"kind": "llm", "weights": "ftp://x"}})
     assert (unknown.status_code, error_of(unknown)["param"]) == (400, "spec.weights")
     spec = {"kind": "llm", "weights": smollm2_store_url}
