@@ -33,7 +33,6 @@ variable "gpu_pools" {
     instance_types      = list(string)
     gpu                 = string
     gpus                = optional(number, 1)
-    gpu_memory_gib      = number
     price_per_hour      = number
     min_hosts           = optional(number, 0)
     max_hosts           = optional(number, 4)
@@ -44,7 +43,7 @@ variable "gpu_pools" {
     boot_timeout_s      = optional(number, 600)
     root_volume_gb      = optional(number, 100)
   }))
-  description = "Worker pools by name: instance types (the preferred first, all with the same GPUs), the GPU as functions ask for it, GPUs per host, memory of each, USD per host-hour, bounds, spot (with an estimate of its price, and a second group on demand for when there is none), stopped hosts kept warm, seconds until a host that doesn't report is replaced."
+  description = "Worker pools by name: instance types (the preferred first, all with the same GPUs), the GPU as functions ask for it, GPUs per host, USD per host-hour, bounds, spot (with an estimate of its price, and a second group on demand for when there is none), stopped hosts kept warm, seconds until a host that doesn't report is replaced."
 
   validation {
     condition     = length(var.gpu_pools) >= 1

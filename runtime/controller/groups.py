@@ -28,7 +28,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One pool. `price` is USD per host-hour, `gpu_memory` bytes of each GPU; `instances` leaves out the warm pool."""
+    """One pool. `price` is USD per host-hour; `instances` leaves out the warm pool."""
 
     name: str
     pool: str
@@ -38,7 +38,6 @@ class Group:
     instances: tuple[Instance, ...] = ()
     gpu: str = ""
     gpus: int = 0
-    gpu_memory: int = 0
     price: float = 0.0
     spot: bool = False
     boot_timeout_s: float = BOOT_TIMEOUT_S
@@ -79,7 +78,6 @@ def read_group(record: Mapping[str, Any]) -> Group | None:
         instances=tuple(read_instances(record.get("Instances", ()))),
         gpu="" if gpu == "cpu" else gpu,
         gpus=int(tags.get("stoker:gpus") or 0),
-        gpu_memory=int(float(tags.get("stoker:gpu-memory-gib") or 0) * 2**30),
         price=float(tags.get("stoker:price-per-hour") or 0),
         spot=share < 100,
         boot_timeout_s=float(tags.get("stoker:boot-timeout-s") or BOOT_TIMEOUT_S),

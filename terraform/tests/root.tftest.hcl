@@ -15,7 +15,7 @@ variables {
   allowed_cidrs   = ["203.0.113.0/24"]
   worker_ami_id   = "ami-0123456789abcdef0"
   gpu_pools = {
-    l4 = { instance_types = ["g6.xlarge"], gpu = "L4", gpu_memory_gib = 24, price_per_hour = 0.8 }
+    l4 = { instance_types = ["g6.xlarge"], gpu = "L4", price_per_hour = 0.8 }
   }
 }
 

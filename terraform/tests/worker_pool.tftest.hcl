@@ -8,7 +8,7 @@ variables {
   private_subnet_ids = ["subnet-3", "subnet-4"]
   launch_template    = { id = "lt-0123456789abcdef0", version = "7" }
   tags               = { team = "x" }
-  settings           = { instance_types = ["g6.xlarge"], gpu = "L4", gpus = 1, gpu_memory_gib = 24, price_per_hour = 0.8, max_hosts = 2 }
+  settings           = { instance_types = ["g6.xlarge"], gpu = "L4", gpus = 1, price_per_hour = 0.8, max_hosts = 2 }
 }
 
 run "one_type_on_demand" {
@@ -39,7 +39,6 @@ run "one_type_on_demand" {
       "stoker:purchase"       = "on-demand"
       "stoker:gpu"            = "L4"
       "stoker:gpus"           = "1"
-      "stoker:gpu-memory-gib" = "24"
       "stoker:price-per-hour" = "0.8"
       "stoker:boot-timeout-s" = "600"
     }
@@ -54,7 +53,7 @@ run "spot_falls_back_to_on_demand" {
   }
   variables {
     settings = {
-      instance_types = ["g6e.xlarge", "g6e.2xlarge"], gpu = "L40S", gpus = 1, gpu_memory_gib = 48,
+      instance_types = ["g6e.xlarge", "g6e.2xlarge"], gpu = "L40S", gpus = 1,
       price_per_hour = 1.86, max_hosts = 8, min_hosts = 1, spot = true, spot_price_per_hour = 0.9
     }
   }
@@ -85,7 +84,7 @@ run "without_fallback" {
   }
   variables {
     settings = {
-      instance_types     = ["g6e.xlarge"], gpu = "L40S", gpus = 1, gpu_memory_gib = 48, price_per_hour = 1.86, max_hosts = 8, spot = true, spot_price_per_hour = 0.9,
+      instance_types     = ["g6e.xlarge"], gpu = "L40S", gpus = 1, price_per_hour = 1.86, max_hosts = 8, spot = true, spot_price_per_hour = 0.9,
       on_demand_fallback = false
     }
   }
@@ -101,7 +100,7 @@ run "warm" {
     source = "./modules/worker_pool"
   }
   variables {
-    settings = { instance_types = ["g6.xlarge"], gpu = "L4", gpus = 1, gpu_memory_gib = 24, price_per_hour = 0.8, max_hosts = 2, warm_hosts = 1 }
+    settings = { instance_types = ["g6.xlarge"], gpu = "L4", gpus = 1, price_per_hour = 0.8, max_hosts = 2, warm_hosts = 1 }
   }
   assert {
     condition     = aws_autoscaling_group.this["l4"].warm_pool[0].pool_state == "Stopped" && aws_autoscaling_group.this["l4"].warm_pool[0].min_size == 1
@@ -126,7 +125,7 @@ run "refuses_no_types_and_bad_bounds" {
     source = "./modules/worker_pool"
   }
   variables {
-    settings = { instance_types = [], gpu = "L4", gpus = -1, gpu_memory_gib = 24, price_per_hour = 0, min_hosts = 3, max_hosts = 2, boot_timeout_s = 1 }
+    settings = { instance_types = [], gpu = "L4", gpus = -1, price_per_hour = 0, min_hosts = 3, max_hosts = 2, boot_timeout_s = 1 }
   }
   expect_failures = [var.settings]
 }
@@ -138,7 +137,7 @@ run "refuses_warm_spot" {
   }
   variables {
     settings = {
-      instance_types = ["g6.xlarge"], gpu = "L4", gpus = 1, gpu_memory_gib = 24, price_per_hour = 0.8, max_hosts = 2, spot = true, spot_price_per_hour = 0.3, warm_hosts = 1
+      instance_types = ["g6.xlarge"], gpu = "L4", gpus = 1, price_per_hour = 0.8, max_hosts = 2, spot = true, spot_price_per_hour = 0.3, warm_hosts = 1
     }
   }
   expect_failures = [var.settings]
@@ -150,7 +149,7 @@ run "refuses_spot_without_a_price" {
     source = "./modules/worker_pool"
   }
   variables {
-    settings = { instance_types = ["g6.xlarge"], gpu = "L4", gpus = 1, gpu_memory_gib = 24, price_per_hour = 0.8, max_hosts = 2, spot = true }
+    settings = { instance_types = ["g6.xlarge"], gpu = "L4", gpus = 1, price_per_hour = 0.8, max_hosts = 2, spot = true }
   }
   expect_failures = [var.settings]
 }

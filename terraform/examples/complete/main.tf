@@ -65,7 +65,6 @@ module "stoker" {
     l40s = {
       instance_types      = ["g6e.xlarge", "g6e.2xlarge", "g6e.4xlarge"]
       gpu                 = "L40S"
-      gpu_memory_gib      = 48
       price_per_hour      = 2.33
       spot                = true
       spot_price_per_hour = 1.10
@@ -75,7 +74,6 @@ module "stoker" {
     a10g = {
       instance_types = ["g5.xlarge", "g5.2xlarge"]
       gpu            = "A10G"
-      gpu_memory_gib = 24
       price_per_hour = 1.26
       max_hosts      = 4
       warm_hosts     = 2
@@ -84,7 +82,6 @@ module "stoker" {
       instance_types = ["p5.48xlarge"]
       gpu            = "H100"
       gpus           = 8
-      gpu_memory_gib = 80
       price_per_hour = 55.04
       max_hosts      = 1
       boot_timeout_s = 1200

@@ -46,7 +46,6 @@ module "stoker" {
     l4 = {
       instance_types = ["g6.xlarge"]
       gpu            = "L4"
-      gpu_memory_gib = 24
       price_per_hour = 0.80
       max_hosts      = 2
     }

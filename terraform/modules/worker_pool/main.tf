@@ -93,7 +93,6 @@ resource "aws_autoscaling_group" "this" {
       "stoker:purchase"       = each.value.purchase
       "stoker:gpu"            = var.settings.gpu
       "stoker:gpus"           = tostring(var.settings.gpus)
-      "stoker:gpu-memory-gib" = tostring(var.settings.gpu_memory_gib)
       "stoker:price-per-hour" = tostring(each.value.price)
       "stoker:boot-timeout-s" = tostring(var.settings.boot_timeout_s)
     })

@@ -18,7 +18,6 @@ variable "settings" {
     instance_types      = list(string)
     gpu                 = string
     gpus                = number
-    gpu_memory_gib      = number
     price_per_hour      = number
     min_hosts           = optional(number, 0)
     max_hosts           = number
@@ -46,8 +45,8 @@ variable "settings" {
   }
 
   validation {
-    condition     = var.settings.gpus >= 0 && var.settings.gpu_memory_gib >= 0 && var.settings.price_per_hour > 0
-    error_message = "gpus and gpu_memory_gib can't be negative, and price_per_hour must be above 0: the policy weighs it."
+    condition     = var.settings.gpus >= 0 && var.settings.price_per_hour > 0
+    error_message = "gpus can't be negative, and price_per_hour must be above 0: the policy weighs it."
   }
 
   validation {

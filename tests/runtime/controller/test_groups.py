@@ -5,8 +5,6 @@ import pytest
 
 from stoker.runtime.controller.groups import FailedLaunch, Group, Instance, read_failed_launches, read_group, shortage
 
-GIB = 2**30
-
 
 def record(**more: Any) -> dict[str, Any]:
     tags = {
@@ -14,7 +12,6 @@ def record(**more: Any) -> dict[str, Any]:
         "stoker:pool": "l40s",
         "stoker:gpu": "L40S",
         "stoker:gpus": "2",
-        "stoker:gpu-memory-gib": "44.7",
         "stoker:price-per-hour": "1.86",
         "stoker:boot-timeout-s": "300",
     }
@@ -48,7 +45,6 @@ def test_a_group_is_read_with_its_tags_types_and_zones() -> None:
         2,
         gpu="L40S",
         gpus=2,
-        gpu_memory=int(44.7 * GIB),
         price=1.86,
         spot=True,
         boot_timeout_s=300.0,
