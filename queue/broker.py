@@ -160,6 +160,11 @@ class Broker:
         value: Any = await self._redis.get(keys.key(function, f"i:{digest}"))
         return value.partition(b":")[0].decode() if value else None
 
+    async def payload(self, job_id: str) -> bytes | None:
+        """As it was enqueued; kept of a job that lives, or is dead or failed."""
+        value: Any = await self._redis.get(keys.key(function_of(job_id), f"p:{job_id}"))
+        return value
+
     async def dead_letters(self, function: str, limit: int = 100, after: str = "", *, tenant: str = "") -> list[Job]:
         """Jobs whose attempts are used up, the newest first, behind the job id `after`; of one tenant if given."""
         most = max(0, min(limit, DEAD_LETTER_PAGE))

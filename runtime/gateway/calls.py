@@ -6,11 +6,12 @@ import json
 import math
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 from stoker.coldstart.failures import ColdStartError
 from stoker.queue.events import Event
-from stoker.queue.records import Enqueued, IdempotencyMismatch, NewJob, QueueFull, new_job_id, pack
+from stoker.queue.records import Enqueued, IdempotencyMismatch, Job, JobState, NewJob, QueueFull, new_job_id, pack
 from stoker.queue.retry import insist
 from stoker.runtime import payloads
 from stoker.runtime.gateway.context import Gateway
@@ -19,7 +20,7 @@ from stoker.runtime.gateway.errors import NO_RETRY, ApiError, bad_request, queue
 from stoker.runtime.gateway.following import Following
 from stoker.runtime.gateway.outcome import Outcome
 from stoker.runtime.gateway.waiting import replicas_of
-from stoker.runtime.spec import FunctionSpec
+from stoker.runtime.spec import FunctionSpec, short_name
 from stoker.runtime.tenancy.tenant import NONE, Tenant
 
 ENQUEUE_PATIENCE_S = 2.0
@@ -83,7 +84,7 @@ async def enqueue(gateway: Gateway, account: Tenant, job: NewJob) -> Enqueued:
     """Within the tenant's limits, in which a repeated request takes no place. Raises what `enqueue_admitted` raises."""
     if account.limits == NONE or await was_queued(gateway, job):
         return await enqueue_admitted(gateway, job)
-    await gateway.quota.reserve(account, job)
+    await gateway.quota.reserve(account, job.id, job.payload)
     admitted = asyncio.create_task(enqueue_reserved(gateway, account, job))
     admitted.add_done_callback(lambda task: task.cancelled() or task.exception())
     return await asyncio.shield(admitted)
@@ -149,6 +150,31 @@ def forget_payload(gateway: Gateway, job: NewJob) -> None:
         gateway.background(asyncio.to_thread(gateway.store.delete, payloads.object_key(job.id)))
 
 
+async def replay(gateway: Gateway, account: Tenant, job: Job, request: str) -> JobState | None:
+    """Within the tenant's limits, like a new job. None for a job that is no longer kept.
+
+    Raises NotReplayable, ApiError 429 and 503."""
+    again = partial(gateway.broker.replay, job.id, request)
+    if account.limits == NONE or job.state not in (JobState.DEAD, JobState.FAILED):
+        return await insist(again, ENQUEUE_PATIENCE_S)
+    payload = await gateway.broker.payload(job.id)
+    if payload is None:
+        return None
+    await gateway.quota.reserve(account, job.id, await payload_of(gateway, job.id, payload))
+    state = await insist(again, ENQUEUE_PATIENCE_S)
+    follow_up = gateway.quota.release if state is None or state.terminal else gateway.quota.queued
+    gateway.background(follow_up(account.name, job.id))
+    return state
+
+
+async def payload_of(gateway: Gateway, job_id: str, carried: bytes) -> bytes:
+    """Raises ApiError 503."""
+    try:
+        return await asyncio.to_thread(payloads.get, gateway.store, job_id, carried)
+    except ColdStartError as error:
+        raise store_unavailable(str(error)) from error
+
+
 async def refuse_failing(gateway: Gateway, spec: FunctionSpec) -> None:
     """A caller who waits is told at once that the function's workers keep failing to start, and when the next one is
     tried. Jobs that nobody waits for are accepted as ever. Raises ApiError 503."""
@@ -162,8 +188,8 @@ async def refuse_failing(gateway: Gateway, spec: FunctionSpec) -> None:
         error = failing["error"]
         raise ApiError(
             503,
-            f"Function '{spec.name}' failed to start {failing['count']} times in a row; the next try is in {left_s} s, "
-            f"or with the next deployment. The last error: {error.get('message') or 'unknown'}",
+            f"Function '{short_name(spec.name)}' failed to start {failing['count']} times in a row; the next try is in "
+            f"{left_s} s, or with the next deployment. The last error: {error.get('message') or 'unknown'}",
             type=str(error.get("type") or "internal_error"),
             code=error.get("code"),
             headers={"retry-after": str(left_s), **NO_RETRY},

@@ -69,7 +69,9 @@ async def post_file(incoming: Incoming) -> Response:
 
 @asynccontextmanager
 async def form_of(incoming: Incoming) -> AsyncIterator[FormData]:
-    """Raises ApiError 400, 408 and 413."""
+    """Raises ApiError 400, 408 and 413. Other forms than this one would be read into memory whole."""
+    if not incoming.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        raise no_form()
     parts = body_parts(incoming.scope, incoming.receive, incoming.gateway.settings.max_file_bytes, UPLOAD_S)
     request = Request(incoming.scope, receiver(parts))
     try:
@@ -86,10 +88,14 @@ def fields_of(form: FormData) -> tuple[UploadFile, str]:
     """Raises ApiError 400."""
     upload, purpose = form.get("file"), form.get("purpose")
     if not isinstance(upload, UploadFile):
-        raise bad_request("The form needs a 'file' (send it as multipart/form-data).", param="file")
+        raise no_form()
     if purpose not in PURPOSES:
         raise bad_request(f"'purpose' must be one of {', '.join(PURPOSES)}.", param="purpose")
     return upload, str(purpose)
+
+
+def no_form() -> ApiError:
+    return bad_request("The form needs a 'file' (send it as multipart/form-data).", param="file")
 
 
 def receiver(parts: AsyncIterator[bytes]) -> Any:

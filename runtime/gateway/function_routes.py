@@ -19,7 +19,7 @@ from stoker.runtime.gateway.job_object import location, submitted_object
 from stoker.runtime.gateway.openai_routes import generation_job
 from stoker.runtime.gateway.schema import ChatRequest, CompletionRequest, chat_request, completion_request
 from stoker.runtime.gateway.token_stream import shape_of
-from stoker.runtime.spec import FunctionSpec
+from stoker.runtime.spec import FunctionSpec, short_name
 
 CLIENT_JOB_ID = re.compile(r"[A-Za-z0-9._~-]{1,128}")
 WAIT = re.compile(r"wait=(\d{1,9})")
@@ -105,8 +105,8 @@ def model_request(incoming: Incoming, spec: FunctionSpec) -> ModelRequest | None
     if spec.kind == "python":
         return None
     if spec.kind == "embed":
-        return embedding_request({**incoming.object(), "model": spec.name})
-    fields = {**incoming.object(), "model": spec.name, "stream": None, "stream_options": None}
+        return embedding_request({**incoming.object(), "model": short_name(spec.name)})
+    fields = {**incoming.object(), "model": short_name(spec.name), "stream": None, "stream_options": None}
     if "messages" in fields:
         return chat_request(fields)
     if "prompt" in fields:

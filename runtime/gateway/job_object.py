@@ -9,6 +9,7 @@ from stoker.coldstart.timeline import Timeline
 from stoker.queue.records import Job, JobState, function_of
 from stoker.runtime.gateway.errors import ErrorObject, job_failed
 from stoker.runtime.gateway.outcome import outcome_of_job, unpacked
+from stoker.runtime.spec import short_name
 
 
 class JobError(ErrorObject):
@@ -74,7 +75,7 @@ def job_object(job: Job, reason: str) -> JobObject:
     return {
         "id": job.id,
         "object": "job",
-        "function": job.function,
+        "function": short_name(job.function),
         "state": job.state,
         "wait_reason": reason or None,
         "queue_position": job.queued_ahead,
@@ -92,7 +93,13 @@ def job_object(job: Job, reason: str) -> JobObject:
 
 
 def submitted_object(job_id: str, state: JobState) -> SubmittedJob:
-    return {"id": job_id, "object": "job", "function": function_of(job_id), "state": state, "links": links(job_id)}
+    return {
+        "id": job_id,
+        "object": "job",
+        "function": short_name(function_of(job_id)),
+        "state": state,
+        "links": links(job_id),
+    }
 
 
 def location(job_id: str) -> str:

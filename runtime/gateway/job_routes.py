@@ -7,8 +7,7 @@ import time
 from starlette.responses import Response
 
 from stoker.queue.records import Job, NotReplayable, function_of, made_at_ms
-from stoker.queue.retry import insist
-from stoker.runtime.gateway.calls import idempotency_key, own_id_key
+from stoker.runtime.gateway.calls import idempotency_key, own_id_key, replay
 from stoker.runtime.gateway.endpoint import Incoming, Json
 from stoker.runtime.gateway.errors import ApiError, bad_request, not_found, not_replayable
 from stoker.runtime.gateway.event_stream import EventStream
@@ -17,8 +16,8 @@ from stoker.runtime.gateway.job_events import LAST, event_frame, job_frames
 from stoker.runtime.gateway.job_object import JobObject, JobPage, job_object
 from stoker.runtime.gateway.stored_results import with_result
 from stoker.runtime.gateway.waiting import WAITING
+from stoker.runtime.spec import owner_of
 
-REPLAY_PATIENCE_S = 2.0
 PAGE, MOST_PER_PAGE = 20, 100
 STREAM_ID = re.compile(r"\d{1,18}-\d{1,18}")
 
@@ -40,7 +39,7 @@ async def replay_job(incoming: Incoming) -> Response:
     await gateway.registry.get(job.function)
     request = idempotency_key(incoming) or secrets.token_hex(8)
     try:
-        replayed = await insist(lambda: gateway.broker.replay(job.id, request), REPLAY_PATIENCE_S)
+        replayed = await replay(gateway, incoming.caller.account, job, request)
     except NotReplayable as refusal:
         raise not_replayable(job.id, refusal.state) from None
     if replayed is None:
@@ -107,9 +106,9 @@ def job_not_found(job_id: str) -> ApiError:
 
 async def job_gone(incoming: Incoming, job_id: str) -> ApiError:
     """410 for an id that was made longer ago than its function keeps results, else 404."""
-    functions = await incoming.gateway.registry.all()
-    spec = functions.get(function_of(job_id))
-    if spec is None:
+    function = function_of(job_id)
+    spec = (await incoming.gateway.registry.all()).get(function)
+    if spec is None or owner_of(function) not in ("", incoming.caller.owner):
         return job_not_found(job_id)
     age_s = time.time() - made_at_ms(job_id) / 1000
     if age_s < spec.limits.retention_s:

@@ -63,7 +63,7 @@ async def encoder_of(incoming: Incoming, spec: FunctionSpec) -> PromptEncoder:
     try:
         return await incoming.gateway.prompts.get(spec)
     except ColdStartError as error:
-        message = f"The tokenizer of '{spec.name}' can't be read: {error}."
+        message = f"The tokenizer of '{short_name(spec.name)}' can't be read: {error}."
         raise ApiError(503, message, type="cold_start_error", code=type(error).__name__) from error
 
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.queue.records import NewJob, unpack
+from stoker.queue.records import function_of, unpack
 from stoker.queue.retry import insist
 from stoker.runtime.gateway.errors import ApiError, queue_full
 from stoker.runtime.tenancy.admission import Admission, Refused
@@ -23,12 +23,12 @@ class Quota:
         self._directory = directory
         self._prices: dict[str, tuple[float, Price]] = {}
 
-    async def reserve(self, account: Tenant, job: NewJob) -> None:
+    async def reserve(self, account: Tenant, job_id: str, payload: bytes) -> None:
         """Raises ApiError 429."""
-        asked = asked_for(unpack(job.payload))
-        cost = amount(await self._price(job.function), asked)
+        asked = asked_for(unpack(payload))
+        cost = amount(await self._price(function_of(job_id)), asked)
         tokens = asked.prompt_tokens + asked.completion_tokens
-        refused = await insist(lambda: self._admission.reserve(account, job.id, tokens, cost), PATIENCE_S)
+        refused = await insist(lambda: self._admission.reserve(account, job_id, tokens, cost), PATIENCE_S)
         if refused:
             raise refusal(account, refused)
 

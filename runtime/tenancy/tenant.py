@@ -26,6 +26,8 @@ class TenantLimits:
         for name, value in asdict(self).items():
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= MOST:
                 raise InvalidTenant(f"{name} must be a number from 0 to {MOST:g}, not {value!r}")
+        if self.concurrency != int(self.concurrency):
+            raise InvalidTenant(f"concurrency must be a whole number, not {self.concurrency!r}")
 
 
 NONE = TenantLimits()
@@ -43,7 +45,8 @@ class Tenant:
     def __post_init__(self) -> None:
         if not (len(self.name) <= 32 and NAME.fullmatch(self.name)):
             raise InvalidTenant(f"tenant name {self.name!r} must be 1 to 32 of a-z, 0-9, '_' and '-', from a letter on")
-        if not isinstance(self.weight, int | float) or not 0.01 <= self.weight <= 1000:
+        number = isinstance(self.weight, int | float) and not isinstance(self.weight, bool)
+        if not number or not 0.01 <= self.weight <= 1000:
             raise InvalidTenant(f"weight must be a number from 0.01 to 1000, not {self.weight!r}")
 
     def to_dict(self) -> dict[str, Any]:

@@ -64,7 +64,10 @@ async def test_limits_that_are_none(http: httpx.AsyncClient, limit: str) -> None
     assert (response.status_code, error_of(response)["param"]) == (400, "limit")
 
 
-@pytest.mark.parametrize("kind", ["application/json", "multipart/form-data", "multipart/form-data; boundary=x"])
+@pytest.mark.parametrize(
+    "kind",
+    ["application/json", "multipart/form-data", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded"],
+)
 async def test_bodies_that_are_no_form(http: httpx.AsyncClient, kind: str) -> None:
     response = await http.post("/v1/files", content=b"--y\r\nnonsense", headers={"content-type": kind})
     assert response.status_code == 400

@@ -160,7 +160,9 @@ async def test_another_tenants_job_is_unknown(
     await root.put("/v1/functions/shared", json=function())
     await ann.put("/v1/functions/mine", json=function())
     for name in ("shared", "mine"):
-        job = (await ann.post(f"/v1/functions/{name}/jobs", json=1)).json()["id"]
+        made = (await ann.post(f"/v1/functions/{name}/jobs", json=1)).json()
+        job = made["id"]
+        assert made["function"] == (await ann.get(f"/v1/jobs/{job}")).json()["function"] == name
         for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/events"), ("POST", "/replay")):
             response = await bob.request(method, f"/v1/jobs/{job}{path}")
             unknown = await bob.request(method, f"/v1/jobs/{job[:-1]}0{path}")
@@ -177,6 +179,9 @@ async def test_another_tenants_job_is_unknown(
         ("DELETE", ""),
     ):
         assert (await bob.request(method, f"/v1/functions/mine{path}", json=1)).status_code == 404
+    for client, statuses in ((ann, [410, 410, 404]), (bob, [410, 404, 404])):
+        forgotten = [f"/v1/jobs/{name}-{'0' * 26}" for name in ("shared", "ann.mine", "ann.none")]
+        assert [(await client.get(path)).status_code for path in forgotten] == statuses
     await ann.delete("/v1/functions/mine")
     await root.delete("/v1/functions/shared")
 

@@ -145,6 +145,32 @@ async def test_a_client_that_leaves_while_its_job_is_queued_parts_it_from_no_lim
         await asyncio.sleep(0.1)
 
 
+async def test_a_replay_is_within_the_limits(
+    root: httpx.AsyncClient, login: Login, deploy: Deploy, broker: Broker, books: Ledger
+) -> None:
+    async def fail(task: Task) -> None:
+        await task.fail({"type": "internal_error", "message": "no"})
+
+    function, other = await deploy(), await deploy()
+    client = await limited(root, login, "again", concurrency=1)
+    big = await client.post(f"/v1/functions/{function}/jobs", json="x" * 100_000)
+    async with worker(broker, function, fail):
+        await usage_of(client, 1)
+    waiting = (await client.post(f"/v1/functions/{other}/jobs", json=1)).json()["id"]
+    replay, headers = f"/v1/jobs/{big.json()['id']}/replay", {"idempotency-key": "k"}
+    assert (await client.post(replay, headers=headers)).status_code == 429
+    await client.delete(f"/v1/jobs/{waiting}")
+    await usage_of(client, 2)
+    for _ in range(3):
+        assert (await client.post(replay, headers=headers)).json()["state"] == "queued"
+    assert (await client.post(f"/v1/functions/{other}/jobs", json=1)).status_code == 429
+    async with worker(broker, function, fail):
+        await usage_of(client, 3)
+    assert (await client.post(replay, headers=headers)).json()["state"] == "failed"
+    await asyncio.sleep(0.05)
+    assert (await client.post(f"/v1/functions/{other}/jobs", json=1)).status_code == 202
+
+
 async def test_a_deleted_functions_first_jobs_give_their_places_back(
     root: httpx.AsyncClient, login: Login, deploy: Deploy, broker: Broker, books: Ledger
 ) -> None:

@@ -16,13 +16,15 @@ def test_names_that_would_not_make_a_key_or_a_path_are_refused(name: str) -> Non
         Tenant(name)
 
 
-@pytest.mark.parametrize("weight", [0, -1, 1e9, float("nan"), "2"])
+@pytest.mark.parametrize("weight", [0, -1, 1e9, float("nan"), "2", True])
 def test_weights_that_cannot_work_are_refused(weight: Any) -> None:
     with pytest.raises(InvalidTenant, match="weight"):
         Tenant("acme", weight=weight)
 
 
-@pytest.mark.parametrize("limits", [{"concurrency": -1}, {"budget_usd": "5"}, {"budget_usd": float("inf")}, {"rpm": 1}])
+@pytest.mark.parametrize(
+    "limits", [{"concurrency": -1}, {"concurrency": 1.5}, {"budget_usd": "5"}, {"budget_usd": float("inf")}, {"rpm": 1}]
+)
 def test_limits_that_cannot_work_are_named(limits: dict[str, Any]) -> None:
     with pytest.raises(InvalidTenant, match=next(iter(limits))):
         limits_of(limits)
