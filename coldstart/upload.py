@@ -1,6 +1,5 @@
 """Writes fetched chunks into the tensors of a model, converting dtypes on the destination's device."""
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,11 +13,7 @@ from stoker.coldstart.arrival import Arrival
 from stoker.coldstart.chunk_plan import Piece, pieces_of
 from stoker.coldstart.driver import queue_copy
 from stoker.coldstart.failures import ObjectTruncated, UnsupportedModel
-from stoker.coldstart.fetch import Fetcher
 from stoker.coldstart.manifest import ITEM_BYTES, Manifest
-from stoker.coldstart.ring import Ring
-from stoker.coldstart.store import ObjectStore
-from stoker.coldstart.timeline import Timeline
 
 DTYPES = {
     "BOOL": torch.bool,
@@ -38,6 +33,8 @@ DTYPES = {
     "F64": torch.float64,
 }
 
+# Names that an error lists.
+SHOWN = 8
 
 StageOf = Callable[[str], int]
 
@@ -197,41 +194,6 @@ def chunk_stages(manifest: Manifest, pieces: Sequence[Sequence[Piece]], stage_of
     return [set().union(*(stages[piece.tensor] for piece in part)) for part in pieces]
 
 
-def load(
-    store: ObjectStore,
-    manifest: Manifest,
-    targets: Mapping[str, torch.Tensor],
-    *,
-    connections: int = 8,
-    ring_slots: int = 8,
-    timeline: Timeline | None = None,
-) -> None:
-    """Fetches the whole model into `targets` in this process. Raises a ColdStartError; the targets' content is then
-    undefined. Needs `ring_slots` chunks of memory besides the targets."""
-    uploader = Uploader(manifest, targets)
-    ring = Ring.create(ring_slots, max((chunk.length for chunk in manifest.chunks), default=1))
-    fetcher = Fetcher(store, manifest, ring, connections=connections)
-    start = time.monotonic_ns()
-    placing = 0
-    try:
-        fetcher.start()
-        while (ready := fetcher.next()) is not None:
-            began = time.monotonic_ns()
-            uploader.place(ready.chunk, ring.slot(ready.slot))
-            if copied := mark(uploader.device):
-                copied.synchronize()
-            placing += time.monotonic_ns() - began
-            fetcher.release(ready.slot)
-        uploader.finish()
-    finally:
-        fetcher.cancel()
-        ring.close()
-    if timeline is not None:
-        facts = fetcher.summary()
-        timeline.add("fetch", start, start + int(facts["seconds"] * 1e9), **facts)
-        timeline.add("upload", start, time.monotonic_ns(), bytes=facts["bytes"], busy_s=placing / 1e9)
-
-
 def check_names(manifest: Manifest, targets: Mapping[str, torch.Tensor]) -> None:
     stored = {tensor.name for tensor in manifest.tensors}
     problems = {
@@ -243,9 +205,9 @@ def check_names(manifest: Manifest, targets: Mapping[str, torch.Tensor]) -> None
         raise UnsupportedModel(f"model {manifest.revision[:12]}", None, text)
 
 
-def first(names: Iterable[str], limit: int = 8) -> list[str]:
+def first(names: Iterable[str]) -> list[str]:
     ordered = sorted(names)
-    return ordered[:limit] + ([f"and {len(ordered) - limit} more"] if len(ordered) > limit else [])
+    return ordered[:SHOWN] + ([f"and {len(ordered) - SHOWN} more"] if len(ordered) > SHOWN else [])
 
 
 def destinations(manifest: Manifest, targets: Mapping[str, torch.Tensor]) -> list[list[torch.Tensor]]:

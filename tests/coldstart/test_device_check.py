@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from stoker.coldstart.device_check import DeviceCheck
-from stoker.coldstart.upload import load
 from stoker.coldstart.xxh3 import Part, fits, host_digest
+from tests.coldstart.whole_load import load
 
 KERNEL = """
 import random

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from stoker.coldstart.chunk_cache import ChunkCache
-from stoker.coldstart.device_check import check
+from stoker.coldstart.device_check import DeviceCheck
 from stoker.coldstart.failures import ObjectChanged
 from stoker.coldstart.file_store import FileStore
 from stoker.coldstart.headers import describe, read_or_describe
 from stoker.coldstart.manifest import UNPUBLISHED, Manifest, read_documents
 from stoker.coldstart.s3_store import S3Store
-from stoker.coldstart.upload import load
 from tests.coldstart.fault_server import BUCKET, FaultServer
 from tests.coldstart.fetching import fetch_and_report
+from tests.coldstart.whole_load import load
 
 SHARDS = (
     {"model.embed_tokens.weight": torch.randn(50, 64), "model.layers.0.w": torch.randn(40, 64).half()},
@@ -109,7 +109,7 @@ def test_a_check_on_the_device_has_nothing_to_compare(write_model):
     targets = {name: torch.zeros_like(tensor) for name, tensor in SHARDS[1].items()}
     load(store, manifest, targets)
     assert all(torch.equal(targets[name], tensor) for name, tensor in SHARDS[1].items())
-    assert check(manifest, targets).wrong == []
+    assert DeviceCheck(manifest, targets).run() == []
 
 
 def test_from_a_real_store(s3_endpoint: str, write_model, tmp_path: Path):

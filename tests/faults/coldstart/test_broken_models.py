@@ -16,8 +16,8 @@ from stoker.coldstart.publish import publish
 from stoker.coldstart.repository import INDEX
 from stoker.coldstart.s3_store import S3Store
 from stoker.coldstart.safetensors_header import MAX_HEADER_BYTES
-from stoker.coldstart.upload import load
 from tests.coldstart.fault_server import BUCKET, FaultServer
+from tests.coldstart.whole_load import load
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 EMBEDDING = "model.embed_tokens.weight"

@@ -9,12 +9,12 @@ import torch
 
 from stoker.coldstart.manifest import read_manifest
 from stoker.coldstart.store import open_store
-from stoker.coldstart.upload import load
 from stoker.runtime.engine.engine import Engine
 from stoker.runtime.engine.loading import read_config
 from stoker.runtime.engine.options import EngineOptions
 from stoker.runtime.engine.request import Delta, GenerationRequest, SamplingParams
 from stoker.runtime.engine.weights import plan
+from tests.coldstart.whole_load import load
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(600)]
 
