@@ -66,8 +66,9 @@ class Directory:
         await self._redis.hset(KEYS, record.id, pack(record.to_dict()))
 
     async def rotate(self, old: KeyRecord, new: KeyRecord, overlap_s: float) -> None:
-        """Both keys work for `overlap_s` more seconds, then only the new one."""
-        ending = replace(old, expires_at=time.time() + overlap_s)
+        """The old key works for `overlap_s` more seconds, and no longer than it would have without a new one."""
+        over = time.time() + overlap_s
+        ending = replace(old, expires_at=min(over, old.expires_at or over))
         rows = {new.id: pack(new.to_dict()), old.id: pack(ending.to_dict())}
         await self._redis.hset(KEYS, mapping=rows)
 

@@ -105,6 +105,15 @@ async def test_a_rotated_key_works_through_the_overlap(login: Login, root: httpx
     assert (await both[1].get("/v1/functions")).status_code == 200
 
 
+async def test_rotating_a_key_never_makes_it_last_longer(login: Login, root: httpx.AsyncClient) -> None:
+    brief = await make_key(root, "acme", "invoke", expires_in_s=1.0)
+    path = f"/v1/tenants/acme/keys/{brief['id']}/rotate"
+    for _ in range(2):
+        rotated = (await root.post(path, json={"overlap_s": 3600})).json()
+        assert rotated["expires_at"] == brief["expires_at"]
+    await until_refused(login(brief["key"]), within_s=2.5)
+
+
 def function(entry: str = "m:f") -> dict[str, Any]:
     return {"spec": {"kind": "python", "code": CODE, "entry": entry}}
 
