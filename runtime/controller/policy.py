@@ -70,7 +70,7 @@ def decide(view: View) -> Decision:
 
 def situation(view: View, before: Memory, spec: FunctionSpec, free: list[Spot]) -> Situation:
     known, again = before.outlooks.get(spec.name), boot_s(view, spec.gpu)
-    return Situation(
+    at = Situation(
         view.now,
         spec,
         view.demands.get(spec.name, Demand()),
@@ -82,6 +82,16 @@ def situation(view: View, before: Memory, spec: FunctionSpec, free: list[Spot]) 
         reboot_s=again,
         price_per_h=price_per_h(view, spec.gpu),
     )
+    return replace(at, coming=tuple(coming(view, at))) if at.demand.queued else at
+
+
+def coming(view: View, at: Situation) -> list[float]:
+    """Seconds until each starting replica is ready; those without a host get the hosts that booted longest so far."""
+    loading = [r for r in view.placed if r.function == at.spec.name and r.starting and not r.draining]
+    found = [max(0.0, at.load_s - (at.now - view.memory.loading.get(r.id, at.now))) for r in loading]
+    booting = sorted(view.memory.pending.values())[: at.outlook.awaited]
+    found += [at.load_s + max(0.0, at.reboot_s - (at.now - since)) for since in booting]
+    return found + [at.load_s + at.reboot_s] * (at.outlook.awaited - len(booting))
 
 
 def left(fleet: Fleet, going: list[Machine]) -> int:

@@ -19,6 +19,7 @@ SURPRISE, TREND = 2.5, 2.0
 SURGE_S, SURGE_KEPT = 5.0, 0.85
 MOST_RISE = 2.0
 MIN_SAMPLES = 8
+LEAST_RHYTHM, LEAST_DUE = 0.1, 3
 GRID = 1.02
 MANY_SERVERS = 1000.0
 
@@ -109,16 +110,18 @@ def waiting_longer(load: float, servers: int, patience: float) -> float:
 
 def worth_keeping(gaps: Sequence[float], age: float, worth_s: float, again_s: float = math.inf) -> bool | None:
     """Whether a replica that has been idle for `age` should wait on: for some time ahead the chance of work is worth
-    the idle seconds. `worth_s`: idle seconds that an avoided cold start is worth; only work in less than `again_s` (and
-    a margin) counts: before later work it could be started anew. None: too few idle times were seen that lasted so
-    long."""
+    the idle seconds. `worth_s`: idle seconds that an avoided cold start is worth; where the work
+    comes on time, only that in less than `again_s` (and a margin) counts: before later work it could be started anew.
+    It goes only where the few idle times that lasted so long say so by more than two standard errors. None: there are
+    too few."""
     ahead = sorted(max(0.0, gap - age) for gap in gaps if gap >= age - margin_s(age))
     if len(ahead) < MIN_SAMPLES:
         return None
-    waited = 0.0
+    timely = ahead[len(ahead) * 3 // 4] - ahead[len(ahead) // 4] < again_s
+    waited, worth_s = 0.0, worth_s * (1 + 2 / math.sqrt(len(ahead)))
     for index, wait in enumerate(ahead):
         waited += wait
-        if wait > again_s + margin_s(age):
+        if timely and wait > again_s + margin_s(age):
             return False
         if (index + 1) * worth_s >= waited + (len(ahead) - index - 1) * wait:
             return True
@@ -131,10 +134,11 @@ def margin_s(age: float) -> float:
 
 
 def worth_waking(gaps: Sequence[float], age: float, load_s: float, worth_s: float) -> bool:
-    """Whether a start now, ready in `load_s`, comes just before work is likely, after `age` without any."""
+    """Whether a start now, ready in `load_s`, comes just before work is likely, after `age` without any: worth the
+    price, and no mere accident of the times that were seen."""
     ahead = sorted(gap for gap in gaps if gap >= age)
     if len(ahead) < MIN_SAMPLES:
         return False
     window = margin_s(age)
     due = bisect_left(ahead, age + load_s + window) - bisect_left(ahead, age + load_s)
-    return due * worth_s > window * len(ahead)
+    return due * worth_s > window * len(ahead) and due >= max(LEAST_DUE, LEAST_RHYTHM * len(ahead))

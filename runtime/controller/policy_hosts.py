@@ -5,6 +5,7 @@ its `retry_at` and the next cheapest is asked meanwhile. Hosts that no pool has 
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -60,13 +61,13 @@ def usable(view: View) -> dict[str, Pool | None]:
 
 
 def spots(view: View, keep: Iterable[Placed]) -> list[Spot]:
-    found = {(host, name): Spot(host, name, pool) for host, pool in usable(view).items() for name in view.hosts[host]}
-    for replica in keep:
-        if (replica.host, replica.device) in found:
-            found[replica.host, replica.device].load += 1
-            for spot in found.values():
-                spot.host_load += spot.host == replica.host
-    return list(found.values())
+    loads = Counter((replica.host, replica.device) for replica in keep)
+    found = []
+    for host, pool in usable(view).items():
+        devices = dict.fromkeys(view.hosts[host])
+        host_load = sum(loads[host, device] for device in devices)
+        found += [Spot(host, device, pool, loads[host, device], host_load) for device in devices]
+    return found
 
 
 def fits(spec: FunctionSpec, spot: Spot) -> bool:
@@ -83,9 +84,9 @@ def place(
     view: View, keep: Iterable[Placed], functions: Iterable[str]
 ) -> tuple[tuple[tuple[str, str, str], ...], list[str]]:
     """(function, host, device) of the new replicas that have a place, and the functions of those that have none."""
-    free = spots(view, keep)
-    placed, unplaced = [], []
-    for name in functions:
+    names, placed, unplaced = list(functions), [], []
+    free = spots(view, keep) if names else []
+    for name in names:
         fitting = [spot for spot in free if spot.free and fits(view.specs[name], spot)]
         if not fitting:
             unplaced.append(name)

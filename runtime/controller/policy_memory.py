@@ -36,7 +36,7 @@ def remember(view: View) -> Memory:
         for replica in view.placed
         if replica.starting and not replica.draining
     }
-    ready = {replica.id: replica.function for replica in view.placed if replica.state == "ready"}
+    ready = {r.id: r.function for r in view.placed if r.state == "ready"} if before.loading else {}
     for id, since in before.loading.items():
         if ready.get(id) in outlooks:
             outlook = outlooks[ready[id]]
@@ -75,7 +75,7 @@ def observe(known: Outlook | None, demand: Demand, now: float, rules: Rules, sea
             now, rate, rate, rate, told=rate, idle=not demand.work, came=came_at(demand, now), credit_usd=credit
         )
     dt = max(0.0, now - known.at)
-    woke = since_pause(known.woke, demand.arrived_per_s, now)
+    woke = now if known.told < PAUSED else since_pause(known.woke, demand.arrived_per_s, now)
     drain_woke = since_pause(known.drain_woke, demand.drained_per_s, now)
     fast, drained = plain_rate(demand.arrived_per_s, now - woke), plain_rate(demand.drained_per_s, now - drain_woke)
     steady = average(known.steady, fast, dt, STEADY_S)

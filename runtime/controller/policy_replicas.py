@@ -10,11 +10,14 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from stoker.runtime.controller.policy_forecast import (
+    RATE_WINDOW_S,
+    STEADY_S,
     current_rate,
     forecast_rate,
     margin_s,
     service_time,
     staffing,
+    surges,
     worth_keeping,
     worth_waking,
 )
@@ -26,13 +29,15 @@ IN_MARGIN = 1.1
 BATCH_FILL = 0.75
 CALM_STARTS, CALM_S = 2.0, 60.0
 LEAST_IDLE_S = 5.0
+# What a single job makes of the rate: it says nothing of a next one.
+ONE_ARRIVAL = 1 / (STEADY_S + RATE_WINDOW_S)
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
     """One function as `plan` sees it, `dt` after the last time. `boot_s`: what a host takes that would have to be
     started first (0: there is room on one that runs), `reboot_s` the same had the present ones been given back;
-    `price_per_h` is that of one more replica."""
+    `price_per_h` is that of one more replica. `coming`: seconds until each of those that start is ready."""
 
     now: float
     spec: FunctionSpec
@@ -44,6 +49,7 @@ class Situation:
     boot_s: float = 0.0
     reboot_s: float = 0.0
     price_per_h: float = 0.0
+    coming: tuple[float, ...] = ()
 
     @property
     def load_s(self) -> float:
@@ -107,11 +113,13 @@ def needs(at: Situation, current: int) -> tuple[int, int, int]:
     jobs = at.demand.queued + at.demand.running
     if not at.service_s or at.spec.scaling.target_queue:
         return max(1, math.ceil(jobs / at.room)), 0, 0
-    rate = max(current_rate(at.outlook), at.outlook.fast if at.demand.queued else 0.0)
-    now, late = max(1, staff(at, rate)), overdue(at, current_rate(at.outlook), current)
+    calm, fast = current_rate(at.outlook), at.outlook.fast
+    rate = max(calm, fast) if at.demand.queued and surges(fast, at.outlook.steady) else calm
+    now = max(1, staff(at, max(0.0, rate - ONE_ARRIVAL)))
     if at.outlook.credit_usd <= 0 and at.price_per_h:
-        return now, 0, late
-    return now, staff(at, forecast_rate(at.outlook, at.start_s)), late
+        return now, 0, overdue(at, calm, current)
+    ahead = forecast_rate(at.outlook, at.start_s)
+    return now, staff(at, max(0.0, ahead - ONE_ARRIVAL)), overdue(at, (calm + ahead) / 2, current)
 
 
 def staff(at: Situation, rate: float) -> int:
@@ -124,26 +132,33 @@ def staff(at: Situation, rate: float) -> int:
 
 def overdue(at: Situation, rate: float, current: int) -> int:
     """Replicas for the jobs that would still wait when one more could be ready: enough to be done with them in as
-    long again. What the present ones get done by themselves in that time takes no other."""
-    served = current * at.room
-    waiting = at.demand.queued + at.demand.running - served
-    left = waiting + (rate - served / at.service_s) * at.start_s if current else waiting + rate * at.start_s
-    if left <= 0 or waiting <= 0:
+    long again, and more where that pays: until they are done, all that comes waits behind them. `more` replicas cost a
+    start each and take `work_s / more` seconds, each of which makes `rate` jobs late; the sum is least at the root.
+    What the present and the coming ones get done by themselves in that time takes no other."""
+    # A free place on a host is for the replica that waits for it, if one does.
+    start_s = at.again_s if at.outlook.awaited else at.start_s
+    waiting = at.demand.queued + at.demand.running - current * at.room
+    serving_s = sum((max(0.0, start_s - eta) for eta in at.coming), start=start_s * (current - len(at.coming)))
+    left = waiting + rate * start_s - serving_s * at.room / at.service_s
+    if left <= 0 or not at.demand.queued:
         return 0
-    goal = max(at.start_s, at.service_s, at.patience_s)
-    return current + math.ceil(left * at.service_s / (at.room * goal))
+    work_s, goal = left * at.service_s / at.room, max(start_s, at.service_s, at.patience_s)
+    eager = math.sqrt(at.rules.cold_weight * rate * work_s) if at.price_per_h else 0.0
+    patient = math.ceil(work_s / goal) if waiting > 0 else 0
+    return current + max(patient, math.floor(min(eager, left / at.room)))
 
 
 def idle_needs(at: Situation, current: int) -> tuple[int, int]:
     """Without work: as long as waiting is worth it, one replica (all, where their use isn't known yet); and those that
-    a forecast wants beyond the idle timeout."""
+    a forecast wants beyond the idle timeout. Keeping one spares the price of a start besides the wait for it."""
     age, gaps, worth = at.now - at.outlook.came, at.outlook.gaps, at.rules.cold_weight * at.again_s
+    kept_worth = worth + at.again_s + at.rules.host_idle_s
     budget = at.rules.prewarm_usd_per_h
     if current == 0:
         wake = at.price_per_h and not math.isinf(age) and worth_waking(gaps, age, at.start_s + margin_s(age), worth)
         return 0, min(round(median(at.outlook.crests or (1,))), affordable(at, age)) if wake else 0
     lent = at.price_per_h > 0 and budget > 0 and at.outlook.credit_usd > -budget
-    keep = worth_keeping(gaps, age, worth, at.again_s if lent else math.inf) if at.price_per_h else None
+    keep = worth_keeping(gaps, age, kept_worth, at.again_s if lent else math.inf) if at.price_per_h else None
     if at.demand.idle_s >= at.spec.scaling.idle_timeout_s:
         return 0, current if keep and lent else 0
     if keep is False and at.demand.idle_s >= LEAST_IDLE_S:
@@ -203,7 +218,8 @@ def plan(at: Situation, placed: tuple[Placed, ...], prices: Mapping[str, float],
         missing = 0
     if count.wanted and not any(r.state == "ready" for r in stay):
         stay += outdated
-    ending = [r for r in live if r not in stay and unfinished(r, at)]
+    staying = {replica.id for replica in stay}
+    ending = [r for r in live if r.id not in staying and unfinished(r, at)]
     return Plan((*stay, *ending), tuple(r.id for r in ending), missing, count)
 
 

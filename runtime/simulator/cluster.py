@@ -4,6 +4,7 @@ import heapq
 import itertools
 import math
 import random
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -53,8 +54,13 @@ class SimHost:
     weights: set[str] = field(default_factory=set)
     replicas: list["SimReplica"] = field(default_factory=list)
 
+    _machine: Machine | None = None
+
     def machine(self) -> Machine:
-        return Machine(self.id, self.pool.name, self.state, self.since)  # type: ignore[arg-type]
+        """The same record for as long as nothing changes."""
+        if self._machine is None or self._machine.state != self.state:
+            self._machine = Machine(self.id, self.pool.name, self.state, self.since)  # type: ignore[arg-type]
+        return self._machine
 
 
 @dataclass(eq=False)
@@ -68,12 +74,17 @@ class SimReplica:
     state: str = "loading"
     draining: bool = False
     turn: int = 0
+    _placed: Placed | None = None
 
     def placed(self) -> Placed:
-        jobs = len(self.work.jobs)
-        return Placed(
+        """The same record for as long as nothing changes."""
+        jobs, seen = len(self.work.jobs), self._placed
+        if seen and seen.inflight == jobs and seen.state == self.state and seen.draining == self.draining:
+            return seen
+        self._placed = Placed(
             self.id, self.function, self.version, self.host.id, self.device, self.state, None, "", jobs, self.draining
         )
+        return self._placed
 
 
 class SimCluster:
@@ -96,7 +107,8 @@ class SimCluster:
 
     def pools(self, now: float) -> tuple[Pool, ...]:
         """As the provider would report them."""
-        return tuple(self._reported(pool, now) for pool in self._setup.pools)
+        good = Counter(host.pool.name for host in self.hosts.values() if host.state in ("pending", "ready"))
+        return tuple(self._reported(pool, now, good[pool.name]) for pool in self._setup.pools)
 
     def launch(self, now: float, pool: Pool) -> None:
         """A new host, or a refusal that counts for a while."""
@@ -129,8 +141,7 @@ class SimCluster:
     def _spread(self, sigma: float) -> float:
         return math.exp(self._chance.gauss(0, sigma))
 
-    def _reported(self, pool: Pool, now: float) -> Pool:
-        good = sum(host.pool.name == pool.name and host.state in ("pending", "ready") for host in self.hosts.values())
+    def _reported(self, pool: Pool, now: float, good: int) -> Pool:
         retry_at = self.refused.get(pool.name, 0.0)
         error = "insufficient capacity" if retry_at > now else ""
         return Pool(

@@ -47,19 +47,22 @@ class Target(Protocol):
 
 
 class Window:
-    """The mean of samples over the last `length_s`."""
+    """The mean over the last `length_s` of a value that is sampled at uneven times and held until the next sample."""
 
     def __init__(self, length_s: float) -> None:
         self._length_s = length_s
-        self._samples: deque[tuple[float, float]] = deque()
-        self._sum = 0.0
+        self._samples: deque[tuple[float, float, float]] = deque()
+        self._at = -math.inf
+        self._area = self._span = 0.0
 
     def add(self, now: float, value: float) -> float:
-        self._samples.append((now, value))
-        self._sum += value
+        span = min(now - self._at, self._length_s) if self._samples else 1.0
+        self._samples.append((now, value, span))
+        self._area, self._span, self._at = self._area + value * span, self._span + span, now
         while self._samples[0][0] <= now - self._length_s:
-            self._sum -= self._samples.popleft()[1]
-        return self._sum / len(self._samples)
+            _, old, held = self._samples.popleft()
+            self._area, self._span = self._area - old * held, self._span - held
+        return self._area / self._span
 
 
 @dataclass
@@ -232,5 +235,7 @@ class Reference:
             self._targets[name] = self.make(**self.options)
         wants = min(spec.scaling.max_replicas, max(spec.scaling.min_replicas, self._targets[name](seen)))
         stay = sorted(serving, key=lambda r: (r.state != "ready", -r.inflight))[:wants]
-        ending = [r for r in mine if r not in stay and (r.inflight or (r.state == "ready" and not r.draining))]
+        staying = {replica.id for replica in stay}
+        left = [r for r in mine if r.id not in staying]
+        ending = [r for r in left if r.inflight or (r.state == "ready" and not r.draining)]
         return stay, ending, max(0, wants - len(stay))

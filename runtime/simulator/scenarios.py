@@ -116,11 +116,20 @@ def defaults() -> list[Policy]:
 
 def frontier(most: int) -> list[Policy]:
     """Each policy over a range of the parameter that trades cost for attainment."""
-    found = [Policy(f"stoker {weight:g}", rules=Rules(cold_weight=weight, prewarm_usd_per_h=8.0)) for weight in (5, 20)]
-    found += [Policy(f"stoker 5 +{more}", rules=Rules(prewarm_usd_per_h=8.0), buffer=more) for more in (1, 2)]
-    found += [Policy(f"kpa {target:g}", Kpa, {"target": target}) for target in (0.5, 0.7, 0.9)]
+    return stoker_frontier() + reference_frontier(most)
+
+
+def stoker_frontier() -> list[Policy]:
+    found = [Policy("stoker default")]
+    found += [Policy(f"stoker {weight:g}", rules=Rules(cold_weight=weight, prewarm_usd_per_h=8.0)) for weight in (1, 5)]
+    spare = Rules(prewarm_usd_per_h=8.0)
+    return found + [Policy(f"stoker 5 +{more}", rules=spare, buffer=more) for more in (1, 3)]
+
+
+def reference_frontier(most: int) -> list[Policy]:
+    found = [Policy(f"kpa {target:g}", Kpa, {"target": target}) for target in (0.5, 0.7)]
     found += [Policy("keda 1", Keda), Policy("steps 1", Steps)]
-    found += [Policy(f"idle {window:g} s", IdleTimeout, {"window_s": window}) for window in (60.0, 300.0, 900.0)]
+    found += [Policy(f"idle {window:g} s", IdleTimeout, {"window_s": window}) for window in (5.0, 300.0, 900.0)]
     counts = sorted({max(1, round(most * share)) for share in (0.35, 0.6, 0.8, 1.0)})
     return found + [Policy(f"fixed {count}", Fixed, {"count": count}) for count in counts]
 

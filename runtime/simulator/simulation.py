@@ -17,7 +17,7 @@ from stoker.runtime.simulator.traces import Request
 Scaler = Callable[[View], Decision]
 
 RATE_WINDOW_S = 20.0
-QUIET_TICK_S = 5.0
+CALM_TICK_S, QUIET_TICK_S, LONGEST_TICK_S = 2.0, 5.0, 15.0
 OVERTIME_S = 1800.0
 NEVER = float("inf")
 
@@ -96,7 +96,7 @@ class Simulation:
                 break
             if now == tick:
                 self._tick(now)
-                tick += self._setup.tick_s if self._stirs() else max(QUIET_TICK_S, self._setup.tick_s)
+                tick += max(self._setup.tick_s, self._pause_s(now))
             elif now == comes:
                 waits = self._arrive(now, arrival)
                 arrival += 1
@@ -112,10 +112,17 @@ class Simulation:
         self._outcome.cost_usd, self._outcome.launches = self._cluster.cost_usd, self._cluster.launches
         return self._outcome
 
-    def _stirs(self) -> bool:
-        """Whether something runs, waits or starts; if not, ticks are rarer, and the first job rings the bell."""
-        starting = any(replica.state == "loading" for replica in self._replicas.values())
-        return starting or any(work.queue or work.running for work in self._work.values())
+    def _pause_s(self, now: float) -> float:
+        """Until the next tick: none where work waits or a replica starts, some where there is only running work, more
+        the longer there is none. The first job that must wait rings the bell."""
+        if any(work.queue for work in self._work.values()):
+            return 0.0
+        if any(replica.state == "loading" for replica in self._replicas.values()):
+            return 0.0
+        if any(work.running for work in self._work.values()):
+            return CALM_TICK_S
+        idle_s = now - max(work.active for work in self._work.values())
+        return min(LONGEST_TICK_S, max(QUIET_TICK_S, 0.02 * idle_s))
 
     def _arrive(self, now: float, job: int) -> bool:
         """Whether the job has to wait."""
