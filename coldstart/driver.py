@@ -6,13 +6,13 @@ import functools
 from typing import Any
 
 
-def open_context(device: int = 0) -> bool:
-    """Creates the primary context that torch will use; False where there is no driver or no such GPU. It lives as long
-    as the process."""
+def open_context() -> bool:
+    """Creates the first GPU's primary context, which torch will use; False where there is no driver or no GPU. It lives
+    as long as the process."""
     with contextlib.suppress(OSError):
         driver = ctypes.CDLL("libcuda.so.1")
         context = ctypes.c_void_p()
-        return driver.cuInit(0) == 0 and driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
+        return driver.cuInit(0) == 0 and driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
     return False
 
 

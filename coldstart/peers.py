@@ -36,8 +36,8 @@ class Peer:
 class PeerSource:
     """Peers of one load, "host:port" each. A few reads of each at a time: the rest goes to the store meanwhile."""
 
-    def __init__(self, addresses: Sequence[str], key: bytes, url: str, patience: Patience = PATIENCE) -> None:
-        self._key, self._domain, self._patience = key, domain_of(url), patience
+    def __init__(self, addresses: Sequence[str], key: bytes, url: str) -> None:
+        self._key, self._domain = key, domain_of(url)
         self._lock = threading.Lock()
         self._peers = [Peer(origin_of(address)) for address in addresses]
 
@@ -74,7 +74,7 @@ class PeerSource:
 
     def _read_from(self, peer: Peer, chunk: Chunk, into: memoryview, watch: ReadWatch) -> bool:
         with self._lock:
-            connection = peer.idle.pop() if peer.idle else HttpConnection(peer.origin, None, self._patience)
+            connection = peer.idle.pop() if peer.idle else HttpConnection(peer.origin, None, PATIENCE)
         try:
             status = self._exchange(connection, chunk, into, watch)
         except Cancelled as error:

@@ -91,8 +91,8 @@ class EmbeddedValkey:
                 raise EmbeddedServerError(f"the embedded Valkey did not answer in {timeout_s} s:\n{self._log_tail()}")
             time.sleep(0.01)
 
-    def _log_tail(self, lines: int = 15) -> str:
-        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
+    def _log_tail(self) -> str:
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-15:])
 
 
 def server_arguments(data_dir: Path, socket_path: Path) -> list[str]:

@@ -19,12 +19,12 @@ BASE_S = 0.02
 CAP_S = 1.0
 
 
-def full_jitter(attempt: int, base: float = BASE_S, cap: float = CAP_S) -> float:
-    """Seconds before retry `attempt` (0-based): uniform in [0, min(cap, base * 2^attempt)].
+def full_jitter(attempt: int, cap: float = CAP_S) -> float:
+    """Seconds before retry `attempt` (0-based): uniform in [0, min(cap, BASE_S * 2^attempt)].
 
     Source: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
     """
-    return random.uniform(0, min(cap, base * 2 ** min(attempt, 32)))
+    return random.uniform(0, min(cap, BASE_S * 2 ** min(attempt, 32)))
 
 
 async def insist(call: Callable[[], Awaitable[T]], deadline_s: float) -> T:

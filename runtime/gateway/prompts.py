@@ -25,6 +25,7 @@ from stoker.runtime.gateway.chat_template import (
 from stoker.runtime.gateway.tool_calls import ToolStyle, tool_style
 from stoker.runtime.spec import FunctionSpec, Kind
 
+THREADS = 4
 KEPT_MODELS = 32
 DOCUMENTS = (
     CONFIG,
@@ -145,8 +146,8 @@ def load_encoder(weights: str, kind: Kind = "llm") -> PromptEncoder:
 class PromptEncoders:
     """Encoders of the models asked for most recently, one load at a time per deployed version, all work in threads."""
 
-    def __init__(self, threads: int = 4) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="prompts")
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="prompts")
         self._loads: OrderedDict[tuple[str, str], asyncio.Future[PromptEncoder]] = OrderedDict()
 
     async def get(self, spec: FunctionSpec) -> PromptEncoder:
