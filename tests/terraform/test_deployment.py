@@ -18,9 +18,9 @@ def test_everything_is_formatted(terraform: Terraform) -> None:
     terraform.run("fmt", "-check", "-recursive", "-diff", "-no-color", str(ROOT / "terraform"))
 
 
-@pytest.mark.parametrize("where", [".", "examples/minimal", "examples/complete"])
-def test_configurations_are_valid(initialised: Terraform, where: str) -> None:
-    assert "The configuration is valid" in initialised.run("validate", "-no-color", where=where).stdout
+def test_the_configuration_is_valid(initialised: Terraform) -> None:
+    """The examples are planned, which is more."""
+    assert "The configuration is valid" in initialised.run("validate", "-no-color").stdout
 
 
 def test_every_module_by_itself(initialised: Terraform) -> None:
