@@ -20,17 +20,18 @@ from redis.exceptions import RedisError
 from stoker.coldstart.failures import ColdStartError
 from stoker.coldstart.store import ObjectStore
 from stoker.queue import keys
-from stoker.queue.records import unpack
+from stoker.queue.records import pack, unpack
 from stoker.runtime.tenancy.admission import places, spent
 from stoker.runtime.tenancy.billing_days import day_of, month_of
 from stoker.runtime.tenancy.directory import Directory
 from stoker.runtime.tenancy.price import Price, Quantities, amount
+from stoker.runtime.tenancy.price_history import PriceHistory
 
 BOOK = Path(__file__).with_name("book.lua").read_text()
 BOOKS_TTL_MS = 400 * 86_400_000
 BATCH = 1000
-ENTERED, EXPORTED = "stoker:{ledger}:entered", "stoker:{ledger}:exported"
-PERMANENT = frozenset({ENTERED, EXPORTED})
+ENTERED, EXPORTED, PRICED = (f"stoker:{{ledger}}:{what}" for what in ("entered", "exported", "priced"))
+PERMANENT = frozenset({ENTERED, EXPORTED, PRICED})
 METRICS = ("jobs", "failed", "run_us", "cold_us", "prompt_tokens", "cached_tokens", "completion_tokens", "micro_usd")
 CHARGED = ("succeeded", "cancelled")
 COLLECT_S, EXPORT_S = 0.5, 60.0
@@ -121,7 +122,10 @@ class Ledger:
         """Enters what was recorded since; returns how many records were read."""
         total = 0
         for function, after in (await self._cursors(ENTERED)).items():
-            while entries := await self._entries(function, after):
+            while rows := await self._rows(function, after):
+                price = await self._directory.price(function)
+                entries = [entry_of(function, id, fields, price) for id, fields in rows]
+                await self._note(function, entries[0].id, price)
                 await self._enter(function, entries)
                 after = entries[-1].id
                 await self._redis.hset(ENTERED, function, after)
@@ -133,10 +137,14 @@ class Ledger:
         total, entered = 0, await self._redis.hgetall(ENTERED)
         for function, after in (await self._cursors(EXPORTED)).items():
             until = entered.get(function.encode(), b"0-0").decode()
-            while entries := await self._entries(function, after, until):
+            history = await self._history(function)
+            while rows := await self._rows(function, after, until):
+                price = await self._directory.price(function)
+                entries = [entry_of(function, id, fields, history.at(id) or price) for id, fields in rows]
                 await asyncio.to_thread(self._store.write, object_key(entries[0]), lines(entries))
                 after = entries[-1].id
                 await self._redis.hset(EXPORTED, function, after)
+                await self._keep(function, (await self._history(function)).behind(after))
                 total += len(entries)
         return total
 
@@ -146,10 +154,22 @@ class Ledger:
         living = [name.decode() for name in await self._redis.smembers(keys.FUNCTIONS)]
         return {name: known.get(name, "0-0") for name in sorted({*known, *living})}
 
-    async def _entries(self, function: str, after: str, until: str = "+") -> list[Entry]:
+    async def _rows(self, function: str, after: str, until: str = "+") -> list[tuple[str, dict[bytes, bytes]]]:
         rows = await self._redis.xrange(keys.key(function, "use"), f"({after}", until, count=BATCH)
-        price = await self._directory.price(function) if rows else Price()
-        return [entry_of(function, id.decode(), fields, price) for id, fields in rows]
+        return [(id.decode(), fields) for id, fields in rows]
+
+    async def _history(self, function: str) -> PriceHistory:
+        data = await self._redis.hget(PRICED, function)
+        return PriceHistory.from_list(unpack(data)) if data else PriceHistory()
+
+    async def _note(self, function: str, id: str, price: Price) -> None:
+        """Before entries are entered at a price, for whoever exports them."""
+        history = await self._history(function)
+        if (after := history.noted(id, price)) is not history:
+            await self._keep(function, after)
+
+    async def _keep(self, function: str, history: PriceHistory) -> None:
+        await self._redis.hset(PRICED, function, pack(history.to_list()))
 
     async def _enter(self, function: str, entries: list[Entry]) -> None:
         by_tenant: defaultdict[str, list[Entry]] = defaultdict(list)

@@ -142,6 +142,26 @@ async def test_a_deleted_functions_usage_is_still_billed(books: Ledger, broker: 
     assert (await sums(books, "ann"))["jobs"] == 2
 
 
+async def test_lines_and_books_have_the_same_price(
+    books: Ledger, broker: Broker, tenants: Directory, store: ObjectStore
+) -> None:
+    """The one of the moment when a job was entered, whatever it is when the lines are written."""
+    for price, jobs in ((PRICE, 2), (Price(request=1), 1), (Price(), 1), (PRICE, 1)):
+        await tenants.put_price("chat", price)
+        await run_jobs(broker, "chat", ["ann"] * jobs)
+        await books.collect()
+    await tenants.put_price("chat", Price(request=9))
+    assert await books.export() == 5
+    await run_jobs(broker, "chat", ["ann"])
+    await books.collect()
+    await tenants.put_price("chat", Price())
+    assert await books.export() == 1
+    rows = [json.loads(line) for info in store.list("usage/") for line in store.read(info.key).splitlines()]
+    wanted = [COST, COST, 1_000_000, 0, COST, 9_000_000]
+    assert [row["micro_usd"] for row in sorted(rows, key=lambda row: row["id"])] == wanted
+    assert (await sums(books, "ann"))["micro_usd"] == sum(wanted)
+
+
 async def test_a_function_deleted_before_anything_was_entered_is_billed(
     books: Ledger, broker: Broker, tenants: Directory, redis: Redis
 ) -> None:
