@@ -15,7 +15,6 @@ import triton.language as tl
 import xxhash
 
 BLOCK = 1024
-STRIPE = 64
 LANES = 8
 SHORTEST = 241
 GROUP = 8

@@ -210,17 +210,13 @@ class Runner:
 
 
 class Shape(NamedTuple):
-    """A step of `sequences` equal pieces of work, each `tokens` after the first `start`."""
+    """A step of `sequences` equal pieces of work, each `tokens` after the first `start`. Those that warm up a model:
+    decode steps of one sequence to all; prompts short and long, one and many. Between them they take every way in which
+    the kernels cut up their work: that depends on the numbers of tokens and sequences only."""
 
     sequences: int
     start: int
     tokens: int
-
-
-def warm_up_shapes(options: EngineOptions) -> list[Shape]:
-    """Decode steps of one sequence to all; prompts short and long, one and many. Between them they take every way in
-    which the kernels cut up their work: that depends on the numbers of tokens and sequences only."""
-    return lone_shapes(options) + crowd_shapes(options)
 
 
 def lone_shapes(options: EngineOptions) -> list[Shape]:
