@@ -12,7 +12,7 @@ Functions:
     tl:<priority>:<tenant>  zset  a tenant's non-empty lanes -> their head's place
     r:<priority>  zset  tenants with a non-empty lane -> their virtual time
     v, w, tq, tr  hash  tenant -> virtual time, weight (permanent), jobs waiting (queued and delayed), jobs running
-    b:r, b:c, b:r:<tenant>, b:c:<tenant>  string  when a bucket of requests or cost is full again (TTL: until then)
+    b:r, b:c, b:r:<tenant>, b:c:<tenant>  string  when a bucket is full again, and its limit (TTL: until then)
     lease, dl, delay  zset  job -> end of lease, next deadline, due time (server milliseconds)
     dead     zset    jobs that are DEAD, by id (TTL: the longest retention among them)
     c:<origin>  string  the last claim with tickets of that origin, for a replay (TTL: the lease)

@@ -1,5 +1,6 @@
 """A tenant's limits over all functions: reserved before a job is queued, settled when its usage is on record."""
 
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,7 @@ class Admission:
     async def reserve(self, tenant: Tenant, job_id: str, tokens: float, cost_micro_usd: int) -> Refused | None:
         """Asked again for the same job, it takes nothing more. A reservation that is not kept ends after a minute."""
         limits, now = tenant.limits, time.time()
-        budget = round(limits.budget_usd * 1e6)
+        budget = math.ceil(limits.budget_usd * 1e6)
         most = [limits.requests_per_minute, limits.tokens_per_minute, limits.concurrency, budget]
         arguments = [job_id, tokens, cost_micro_usd, UNQUEUED_MS, *most, round(seconds_left(now) * 1000)]
         reply = await self._admit(keys=[meta(tenant.name), spent(tenant.name, month_of(now))], args=arguments)

@@ -13,6 +13,12 @@ local clock = call('TIME')
 local NOW = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local MINUTE = 60000
 
+-- With the limit that the bucket was made for: when that was raised, what is missing comes back sooner.
+local function until_full(key, most)
+  local at, size = string.match(call('GET', key) or '', '^(%S+) (%S+)$')
+  return at and math.max(tonumber(at) - NOW, 0) * math.min(tonumber(size) / most, 1) or 0
+end
+
 for _, gone in ipairs(call('ZRANGEBYSCORE', HELD, '-inf', NOW)) do
   call('ZREM', HELD, gone)
   call('HDEL', RESERVED, gone)
@@ -38,16 +44,17 @@ for _, rate in ipairs(rates) do
   local name, amount, most = unpack(rate)
   if most > 0 then
     local key = META .. ':' .. name
-    local filling, taken = math.max(tonumber(call('GET', key) or 0) - NOW, 0), amount * MINUTE / most
+    local filling, taken = until_full(key, most), amount * MINUTE / most
     local wait = filling + math.min(taken, MINUTE) - MINUTE
     if wait > 0 then
       return { name, tostring(most), math.ceil(wait) }
     end
-    full_at[key] = NOW + filling + taken
+    full_at[key] = { NOW + filling + taken, most }
   end
 end
-for key, at in pairs(full_at) do
-  call('SET', key, string.format('%.0f', at), 'PXAT', string.format('%.0f', math.max(at, NOW + 1)))
+for key, bucket in pairs(full_at) do
+  local at = math.max(bucket[1], NOW + 1)
+  call('SET', key, string.format('%.0f %.17g', at, bucket[2]), 'PXAT', string.format('%.0f', at))
 end
 call('ZADD', LIVE, NOW + ttl, id)
 call('ZADD', HELD, NOW + ttl, id)

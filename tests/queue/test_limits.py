@@ -195,6 +195,16 @@ async def test_a_job_larger_than_the_bucket_needs_a_full_one(broker: Broker, job
     assert 149_000 < raw.pttl(keys.key("f", "b:c")) <= 150_000
 
 
+async def test_a_raised_limit_helps_at_once(broker: Broker, job: MakeJob) -> None:
+    await broker.set_limits("f", Limits(cost_per_minute=1))
+    await broker.enqueue(job(cost=100))
+    with pytest.raises(QueueFull) as refused:
+        await broker.enqueue(job(cost=1))
+    assert refused.value.retry_after_s > 5_000
+    await broker.set_limits("f", Limits(cost_per_minute=1000))
+    assert (await broker.enqueue(job(cost=1))).created
+
+
 async def test_buckets_leave_nothing(broker: Broker, job: MakeJob, raw: redis.Redis) -> None:
     await broker.set_limits("f", Limits(requests_per_minute=60_000, cost_per_minute_per_tenant=60_000))
     assert await broker.cancel((await broker.enqueue(job())).job_id) is JobState.CANCELLED

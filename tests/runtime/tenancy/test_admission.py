@@ -43,6 +43,24 @@ async def test_a_refusal_changes_nothing(redis: Redis) -> None:
     assert {name: await redis.dump(name) async for name in redis.scan_iter()} == before
 
 
+async def test_a_raised_limit_helps_at_once_a_lowered_one_locks_nobody_out(redis: Redis) -> None:
+    admissions = Admission(redis)
+    assert await admissions.reserve(limited(tokens_per_minute=100), "a", 10_000, 0) is None
+    refused = await admissions.reserve(limited(tokens_per_minute=100), "b", 1, 0)
+    assert refused is not None and refused.retry_after_s > 90 * 60
+    assert await admissions.reserve(limited(tokens_per_minute=100_000), "b", 1, 0) is None
+    assert await admissions.reserve(limited(requests_per_minute=1000), "c", 0, 0) is None
+    for number in range(20):
+        await admissions.reserve(limited(requests_per_minute=1000), f"d{number}", 0, 0)
+    lowered = await admissions.reserve(limited(requests_per_minute=1), "e", 0, 0)
+    assert lowered is not None and lowered.retry_after_s <= 2
+
+
+async def test_the_smallest_budget_is_one(redis: Redis) -> None:
+    refused = await Admission(redis).reserve(limited(budget_usd=1e-9), "a", 0, 1_000_000)
+    assert refused is not None and refused.limit == "budget_usd"
+
+
 async def test_asked_again_it_takes_nothing_more(redis: Redis) -> None:
     tenant, admissions = limited(requests_per_minute=2), Admission(redis)
     for _ in range(5):
