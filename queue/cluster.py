@@ -26,8 +26,9 @@ HOSTS = "stoker:{cluster}:hosts"
 HOSTS_WANTED = "stoker:{cluster}:hosts:wanted"
 FLEET = "stoker:{cluster}:fleet"
 FLEET_MEMORY = "stoker:{cluster}:fleet:memory"
+POLICY_MEMORY = "stoker:{cluster}:policy:memory"
 
-PERMANENT = {FUNCTIONS, HOSTS, WANTED, LEADER_FENCE, HOSTS_WANTED, FLEET_MEMORY}
+PERMANENT = {FUNCTIONS, HOSTS, WANTED, LEADER_FENCE, HOSTS_WANTED, FLEET_MEMORY, POLICY_MEMORY}
 HOST_TTL_MS = 3_000
 FAILING_TTL_MS = 120_000
 FLEET_TTL_MS = 60_000
@@ -141,6 +142,15 @@ class Cluster:
     async def write_fleet_memory(self, leader: str, memory: dict[str, Any]) -> bool:
         """False, and nothing written, when `leader` no longer holds the lease."""
         return await self._write_led(leader, FLEET_MEMORY, memory)
+
+    async def policy_memory(self) -> dict[str, Any]:
+        """What the scaling policy had learned when it was last written."""
+        data: Any = await self._redis.get(POLICY_MEMORY)
+        return unpack(data) if data else {}
+
+    async def write_policy_memory(self, leader: str, memory: dict[str, Any]) -> bool:
+        """False, and nothing written, when `leader` no longer holds the lease."""
+        return await self._write_led(leader, POLICY_MEMORY, memory)
 
     async def report_fleet(self, report: dict[str, Any]) -> None:
         """Pools, their hosts, and why functions wait for them: for people and gateways; forgotten after a while."""

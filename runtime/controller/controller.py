@@ -24,6 +24,7 @@ from stoker.runtime.controller.fleet_report import Told, fleet_report
 from stoker.runtime.controller.leader import Leadership
 from stoker.runtime.controller.payload_sweep import sweep_forever
 from stoker.runtime.controller.policy import Wanted, decide
+from stoker.runtime.controller.policy_record import from_record, to_record
 from stoker.runtime.controller.policy_state import Decision, Demand, Failures, Memory, Placed, Rules, View
 from stoker.runtime.controller.provider import Provider
 from stoker.runtime.settings import Settings
@@ -32,6 +33,7 @@ from stoker.runtime.tenancy.directory import Directory
 from stoker.runtime.tenancy.ledger import Ledger
 
 SWEEP_S = 0.25
+REMEMBER_S = 60.0
 
 log = logging.getLogger("stoker.controller")
 
@@ -48,7 +50,8 @@ class Controller:
         self._provider = provider
         self._rules = rules
         self._failures: Mapping[str, Failures] = {}
-        self._memory = Memory()
+        self._memory: Memory | None = None
+        self._remembered_at = 0.0
         self._told = Told()
         self._said: tuple[str, ...] = ()
 
@@ -81,9 +84,10 @@ class Controller:
         wanted = await self._cluster.wanted()
         now, fleet = time.monotonic(), self._provider.fleet(hosts)
         view = view_of(now, specs, backlogs, hosts, wanted, self._failures)
-        view = replace(view, memory=self._memory, rules=self._rules, pools=fleet.pools, machines=fleet.machines)
+        memory = await self._remembered(now)
+        view = replace(view, memory=memory, rules=self._rules, pools=fleet.pools, machines=fleet.machines)
         decision = decide(view)
-        self._memory = decision.memory
+        await self._remember(decision.memory, now)
         if decision.failures != self._failures:
             self._failures = decision.failures
             await self._cluster.report_failing(failing_functions(decision.failures, now, time.time()))
@@ -95,6 +99,20 @@ class Controller:
             log.info("wanted: %s", summary(after))
         self._provider.order(Orders(decision.hosts, frozenset(decision.retire), frozenset(after), fleet.look))
         await self._told.tell(self._cluster, fleet_report(fleet, hosts, decision.reasons))
+
+    async def _remembered(self, now: float) -> Memory:
+        if self._memory is None:
+            self._memory = from_record(await self._cluster.policy_memory(), now, time.time())
+            self._remembered_at = now
+        return self._memory
+
+    async def _remember(self, memory: Memory, now: float) -> None:
+        """For the next controller, once in a while: what it misses of the last minute is soon learned anew."""
+        self._memory = memory
+        if now - self._remembered_at >= REMEMBER_S:
+            self._remembered_at = now
+            record = to_record(memory, now, time.time())
+            await self._cluster.write_policy_memory(self._leadership.candidate, record)
 
     def _say(self, actions: tuple[str, ...]) -> None:
         if actions and actions != self._said:

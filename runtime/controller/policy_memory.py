@@ -69,11 +69,8 @@ def seen_boots(view: View) -> Mapping[str, tuple[float, ...]]:
 def observe(known: Outlook | None, demand: Demand, now: float, rules: Rules, seats: int) -> Outlook:
     """One function's memory, with its queue as it is now; its ready replicas run `seats` jobs at once."""
     credit = rules.prewarm_usd_per_h * CREDIT_H
-    if known is None:
-        rate = demand.arrived_per_s
-        return Outlook(
-            now, rate, rate, rate, told=rate, idle=not demand.work, came=came_at(demand, now), credit_usd=credit
-        )
+    if known is None or math.isinf(known.at):
+        return first_look(known or Outlook(came=came_at(demand, now), credit_usd=credit), demand, now)
     dt = max(0.0, now - known.at)
     woke = now if known.told < PAUSED else since_pause(known.woke, demand.arrived_per_s, now)
     drain_woke = since_pause(known.drain_woke, demand.drained_per_s, now)
@@ -91,6 +88,12 @@ def observe(known: Outlook | None, demand: Demand, now: float, rules: Rules, sea
         slow=average(known.slow, fast, dt, SLOW_S),
         credit_usd=min(known.credit_usd + rules.prewarm_usd_per_h * dt / 3600, credit),
     )
+
+
+def first_look(known: Outlook, demand: Demand, now: float) -> Outlook:
+    """What another controller may have learned, with the rates as the queue tells them."""
+    rate = demand.arrived_per_s
+    return replace(known, at=now, fast=rate, steady=rate, slow=rate, told=rate, idle=not demand.work)
 
 
 def measure(known: Outlook, running: int, drained: float, step: float, seats: int) -> Outlook:
