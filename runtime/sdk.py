@@ -51,12 +51,13 @@ class App:
         min_replicas: int = 0,
         max_replicas: int = 1,
         idle_timeout: float = 60.0,
+        buffer_replicas: int = 0,
         timeout: float = 600.0,
         retries: int = 2,
         slo: SLO | None = None,
     ) -> Callable[[Callable[P, R]], Function[P, R]]:
         """With `batch`, the function takes a list of inputs and returns a list as long. Times are in seconds; `gpu`
-        keeps it off hosts without one."""
+        keeps it off hosts without one. `buffer_replicas` are kept to spare while there is work."""
         require(not misplaced, "write @app.function() with parentheses; its options are keywords")
 
         def declare(body: Callable[P, R]) -> Function[P, R]:
@@ -69,7 +70,7 @@ class App:
                 batch=batch,
                 concurrency=concurrency,
                 slo=slo or SLO(),
-                scaling=Scaling(min_replicas, max_replicas, idle_timeout),
+                scaling=Scaling(min_replicas, max_replicas, idle_timeout, buffer_replicas),
                 limits=Limits(run_within_s=timeout, max_attempts=retries + 1),
             )
             return Function(body, self._add(spec))
@@ -87,10 +88,12 @@ class App:
         min_replicas: int = 0,
         max_replicas: int = 1,
         idle_timeout: float = 60.0,
+        buffer_replicas: int = 0,
         timeout: float = 600.0,
         slo: SLO | None = None,
     ) -> FunctionSpec:
-        """A language model published with `stoker push`; `weights` is its store URL."""
+        """A language model published with `stoker push`; `weights` is its store URL; `buffer_replicas` are kept to
+        spare while there is work."""
         options = ModelOptions(dtype=dtype, max_model_len=max_model_len, max_seqs=max_seqs)  # type: ignore[arg-type]
         return self._add(
             FunctionSpec(
@@ -100,7 +103,7 @@ class App:
                 weights=weights,
                 model=options,
                 slo=slo or SLO(),
-                scaling=Scaling(min_replicas, max_replicas, idle_timeout),
+                scaling=Scaling(min_replicas, max_replicas, idle_timeout, buffer_replicas),
                 limits=Limits(run_within_s=timeout),
             )
         )

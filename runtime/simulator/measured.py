@@ -1,7 +1,9 @@
-"""Times that the simulation takes from measurements: an 8-billion-parameter Llama on one NVIDIA H200.
+"""Times that the simulation takes from measurements of an 8-billion-parameter Llama on one NVIDIA H200, and those that
+it assumes.
 
-From benchmarks/results/engine-llama3-8b-gpu.json (step times, prefill) and first_token-8b-gpu.json (starts); a test
-compares them. What a cloud adds (boot of a host, its price) is not measured: `ASSUMED`.
+Measured: step times and prefill (benchmarks/results/engine-llama3-8b-gpu.json) and a replica's load with and without
+the weights on its host (first_token-8b-gpu.json), one machine and few runs each; a test compares them. The load is used
+for all functions, also those that stand for something else. Assumed: a host's boot and price, and how much times vary.
 """
 
 from bisect import bisect_left
