@@ -1,5 +1,6 @@
 """The whole path with real processes: a request wakes a worker, a real model answers, the worker goes again."""
 
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -49,19 +50,20 @@ def wait_asleep(stack: LocalStack, function: str, timeout_s: float = 30) -> None
         time.sleep(0.1)
 
 
-def test_ten_requests_at_once_to_a_sleeping_model_start_one_worker(stack: LocalStack) -> None:
+def test_ten_requests_at_once_to_a_sleeping_model_start_one_worker(
+    stack: LocalStack, smollm2_store_url: str, app_folder: Path
+) -> None:
+    app = write_chat(app_folder, smollm2_store_url, idle=30)
+    app.write_text(app.read_text().replace('"chat"', '"sleeper"'))
+    stack.deploy(app)
     with ThreadPoolExecutor(10) as pool:
-        answers = list(pool.map(lambda n: ask(stack, max_tokens=8 + n % 3), range(10)))
+        answers = list(pool.map(lambda n: ask(stack, model="sleeper", max_tokens=8 + n % 3), range(10)))
     assert all(a["choices"][0]["message"]["content"].startswith("The capital of France is Paris") for a in answers)
-    assert replica_count(stack, "chat") == 1
-    logs = (stack.data_dir / "logs" / "controller.log").read_text()
-    started = {
-        word.strip("[]',")
-        for line in logs.splitlines()
-        for word in line.split()
-        if word.strip("['").startswith("chat-")
-    }
+    assert replica_count(stack, "sleeper") == 1
+    started = set(re.findall(r"\bsleeper-[0-9a-f]+", (stack.data_dir / "logs" / "controller.log").read_text()))
     assert len(started) == 1, started
+    with stack.client() as client:
+        client.delete("sleeper")
 
 
 def test_the_official_client_chats_streams_and_lists_models(client: openai.OpenAI) -> None:
