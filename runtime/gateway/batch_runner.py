@@ -27,6 +27,7 @@ from stoker.runtime.gateway.context import Gateway
 LOOK_S = 1.0
 SEGMENT_LINES = 500
 BEGUN = 2 * SEGMENT_LINES
+MOST_DRIVEN, MOST_OF_A_TENANT = 64, 8
 
 log = logging.getLogger("stoker.batches")
 
@@ -42,12 +43,12 @@ async def driving_batches(gateway: Gateway) -> AsyncIterator[None]:
 
 
 class BatchRunner:
-    """Looks for batches that nobody drives, until cancelled."""
+    """Looks for batches that nobody drives, until cancelled. What it has no room for waits, or goes elsewhere."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._driver = gateway.settings.gateway_id
-        self._drives: dict[str, asyncio.Task[None]] = {}
+        self._drives: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def run(self) -> None:
         try:
@@ -63,10 +64,17 @@ class BatchRunner:
             await asyncio.gather(*self._drives.values(), return_exceptions=True)
 
     async def _look(self) -> None:
-        for tenant, batch_id in await self._gateway.batches.active():
-            running = self._drives.get(batch_id)
-            if (running is None or running.done()) and await self._gateway.batches.take(batch_id, self._driver):
-                self._drives[batch_id] = asyncio.create_task(self._drive(tenant, batch_id))
+        active = await self._gateway.batches.active()
+        self._drives = {batch: task for batch, task in self._drives.items() if not task.done()}
+        for tenant, batch_id in active:
+            wanted = (tenant, batch_id) not in self._drives and self._has_room(tenant)
+            if wanted and await self._gateway.batches.take(batch_id, self._driver):
+                self._drives[tenant, batch_id] = asyncio.create_task(self._drive(tenant, batch_id))
+
+    def _has_room(self, tenant: str) -> bool:
+        """Each batch has its input on this machine's disk, and up to `BEGUN` lines in memory."""
+        own = sum(driven == tenant for driven, _ in self._drives)
+        return own < MOST_OF_A_TENANT and len(self._drives) < MOST_DRIVEN
 
     async def _drive(self, tenant: str, batch_id: str) -> None:
         """Ends when the batch is over, or when another gateway has the lease; failures are tried again."""

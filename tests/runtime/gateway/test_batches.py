@@ -132,6 +132,33 @@ async def test_the_batch_of_a_deleted_tenant_ends(
     assert (await broker.backlogs([chat_model]))[chat_model].queued == 0
 
 
+async def test_a_tenant_with_many_batches_leaves_room_for_others(
+    login: Login, root: httpx.AsyncClient, chat_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own wait for each other. At most two gateways of this session drive them, one each."""
+    monkeypatch.setattr(batch_runner, "MOST_OF_A_TENANT", 1)
+    made: dict[str, list[str]] = {}
+    tenants = {name: login((await make_key(root, name, "invoke"))["key"]) for name in ("crowd", "guest")}
+    for (name, tenant), count in zip(tenants.items(), (5, 1), strict=True):
+        form = {"file": ("f", line(chat_model, 1).encode())}
+        file_id = (await tenant.post("/v1/files", data={"purpose": "batch"}, files=form)).json()["id"]
+        body = {"endpoint": URL, "input_file_id": file_id}
+        made[name] = [(await tenant.post("/v1/batches", json=body)).json()["id"] for _ in range(count)]
+
+    async def states(name: str) -> Counter[str]:
+        return Counter(row["status"] for row in (await tenants[name].get("/v1/batches")).json()["data"])
+
+    while (await states("guest"))["in_progress"] < 1:
+        await asyncio.sleep(0.05)
+    assert (await states("crowd"))["validating"] >= 3
+    for name, ids in made.items():
+        for batch_id in ids:
+            await tenants[name].post(f"/v1/batches/{batch_id}/cancel")
+    monkeypatch.undo()
+    while (await states("crowd"))["cancelled"] < 5:
+        await asyncio.sleep(0.05)
+
+
 @pytest.mark.parametrize("name", ["active", "lease", "of"])
 async def test_a_tenant_may_have_any_name(login: Login, root: httpx.AsyncClient, name: str) -> None:
     tenant = login((await make_key(root, name, "invoke"))["key"])
