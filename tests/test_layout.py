@@ -1,9 +1,12 @@
 """What must hold of the tree itself: import directions, no torch in the control plane, names, sizes, packaging."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,13 +23,25 @@ ALLOWED = {
 }
 
 
+# Lines of all files together.
+READ_IN_AN_AFTERNOON = {"engine": 4000, "kernels": 2000}
+# What only people who write their own programs call.
+FOR_USERS = {"stream_lines"}
+WORD = re.compile(r"\w+")
+
+
 def sources(folder: str) -> list[Path]:
     return sorted((ROOT / folder).rglob("*.py"))
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -92,9 +107,54 @@ def test_no_file_is_named_like_a_module_that_it_would_hide() -> None:
 @pytest.mark.parametrize("room", ROOMS)
 def test_files_and_functions_stay_small(room: str) -> None:
     for path in sources(room):
-        text = path.read_text()
-        assert text.count("\n") <= MAX_LINES, path
-        for node in ast.walk(ast.parse(text)):
+        assert path.read_text().count("\n") <= MAX_LINES, path
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or 0) - node.lineno + 1
                 assert lines <= MAX_FUNCTION_LINES, f"{path}:{node.lineno} {node.name} has {lines} lines"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_file_says_what_it_is_for(room: str) -> None:
+    for path in sources(room):
+        least = 8 if path.parent.name in READ_IN_AN_AFTERNOON else 1
+        assert len((ast.get_docstring(tree_of(path)) or "").split()) >= least, path
+
+
+@pytest.mark.parametrize("room", READ_IN_AN_AFTERNOON)
+def test_a_room_is_read_in_an_afternoon(room: str) -> None:
+    folder = {"engine": "runtime/engine"}.get(room, room)
+    assert sum(path.read_text().count("\n") for path in sources(folder)) <= READ_IN_AN_AFTERNOON[room]
+
+
+def definitions(node: ast.Module | ast.ClassDef) -> Iterator[str]:
+    """Functions, classes and constants; not what a framework calls: decorated functions, methods of derived classes."""
+    for child in node.body:
+        if isinstance(child, ast.ClassDef):
+            yield child.name
+            if not child.bases:
+                yield from definitions(child)
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and not child.decorator_list:
+            yield child.name
+        elif isinstance(child, ast.Assign) and isinstance(node, ast.Module):
+            yield from (target.id for target in child.targets if isinstance(target, ast.Name))
+
+
+def uses(tree: ast.Module) -> Iterator[str]:
+    """Names that are read, and words in strings: code can stand there too."""
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            yield from WORD.findall(node.value)
+
+
+def test_nothing_is_there_for_tests_alone() -> None:
+    paths = [ROOT / "__init__.py", *(path for room in (*ROOMS, "benchmarks", "examples") for path in sources(room))]
+    used = FOR_USERS.union(*(uses(tree_of(path)) for path in paths))
+    for path in (path for room in ROOMS for path in sources(room)):
+        unused = {name for name in definitions(tree_of(path)) if not name.startswith("__")} - used
+        assert not unused, f"{path}: nothing uses {', '.join(sorted(unused))}"
