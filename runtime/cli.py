@@ -13,7 +13,6 @@ import httpx
 import typer
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-from rich.table import Table
 
 from stoker.runtime.commands.hosts import hosts as list_hosts
 from stoker.runtime.commands.jobs import jobs
@@ -34,8 +33,8 @@ from stoker.runtime.commands.terminal import (
     Store,
     Url,
     client_of,
-    console,
     errors,
+    print_table,
     show,
 )
 from stoker.runtime.commands.usage import prices, usage
@@ -279,12 +278,13 @@ def functions(url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json: AsJson = Fa
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    table = Table("function", "kind", "version", "replicas", "queued", "running")
-    for row in rows:
-        states = ", ".join(f"{count} {state}" for state, count in row["replicas"].items()) or "asleep"
-        cells = (row["name"], row["kind"], row["version"], states, row["queued"], row["running"])
-        table.add_row(*map(str, cells))
-    console.print(table)
+    columns = ("function", "kind", "version", "replicas", "queued", "running")
+    print_table(columns, [function_cells(row) for row in rows], prose=("replicas",))
+
+
+def function_cells(row: dict[str, Any]) -> tuple[object, ...]:
+    states = ", ".join(f"{count} {state}" for state, count in row["replicas"].items()) or "asleep"
+    return row["name"], row["kind"], row["version"], states, row["queued"], row["running"]
 
 
 def explain(error: Exception) -> tuple[str, int]:

@@ -3,15 +3,13 @@
 import json
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from stoker.coldstart.timeline import Row
 from stoker.coldstart.waterfall import bottleneck, trace_events
-from stoker.runtime.commands.terminal import GATEWAY_URL, ApiKey, AsJson, FunctionName, Url, client_of, console
+from stoker.runtime.commands.terminal import GATEWAY_URL, ApiKey, AsJson, FunctionName, Url, client_of, print_table
 
 JobId = Annotated[str, typer.Argument(help="The job's id.")]
 
@@ -41,16 +39,17 @@ def show_timeline(
         rows = [Row(**phase) for phase in client.job(job_id)["timeline"]]
     if trace:
         trace.write_text(json.dumps({"traceEvents": trace_events(rows, title=job_id)}))
+        typer.echo(f"written to {trace}")
         return
-    table = Table("phase", "from s", "seconds", "GB", "GB/s", "limit")
-    for row in rows:
-        rate = f"{row.bytes / row.seconds / 1e9:.2f}" if row.bytes and row.seconds else ""
-        size = f"{row.bytes / 1e9:.2f}" if row.bytes else ""
-        limit = str(row.facts.get("limit", ""))
-        table.add_row(escape(row.name), f"{row.start_s:.3f}", f"{row.seconds:.3f}", size, rate, limit)
-    console.print(table)
+    print_table(("phase", "from s", "seconds", "GB", "GB/s", "limit"), [phase_cells(row) for row in rows])
     if found := bottleneck(rows):
-        console.print(f"held up most by: {escape(found[0])}, {found[1]:.3f} s")
+        typer.echo(f"held up most by: {found[0]}, {found[1]:.3f} s")
+
+
+def phase_cells(row: Row) -> tuple[str, ...]:
+    rate = f"{row.bytes / row.seconds / 1e9:.2f}" if row.bytes and row.seconds else ""
+    size = f"{row.bytes / 1e9:.2f}" if row.bytes else ""
+    return row.name, f"{row.start_s:.3f}", f"{row.seconds:.3f}", size, rate, str(row.facts.get("limit", ""))
 
 
 @jobs.command("cancel")
@@ -79,13 +78,14 @@ def dead_jobs(
     if as_json:
         typer.echo(json.dumps(page))
         return
-    table = Table("job", "attempts", "ended", "error")
-    for job in page["data"]:
-        ended = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job["finished_at"]))
-        table.add_row(escape(job["id"]), str(job["attempt"]), ended, escape(job["error"]["message"]))
-    console.print(table)
+    print_table(("job", "attempts", "ended", "error"), [dead_cells(job) for job in page["data"]], prose=("error",))
     if page["has_more"]:
-        console.print(f"more with --after {page['data'][-1]['id']}")
+        typer.echo(f"more with --after {page['data'][-1]['id']}")
+
+
+def dead_cells(job: dict[str, Any]) -> tuple[object, ...]:
+    ended = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job["finished_at"]))
+    return job["id"], job["attempt"], ended, job["error"]["message"]
 
 
 @jobs.command("replay")

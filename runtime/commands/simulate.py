@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stoker.runtime.commands.terminal import AsJson, console
+from stoker.runtime.commands.terminal import AsJson, screen
 
 Trace = Annotated[Path | None, typer.Option(help="Recorded arrivals, CSV or JSON Lines (see examples/traces).")]
 Shape = Annotated[str, typer.Option(help="Synthetic arrivals: poisson, diurnal, bursts, flash-crowd, cron or sparse.")]
@@ -46,7 +46,7 @@ def simulate(
     if as_json:
         typer.echo(json.dumps({"trace": title, "seed": seed, "rows": [row.to_dict() for row in rows]}))
     else:
-        console.print(report.table(rows, title))
+        screen().print(report.table(rows, title))
 
 
 def arrivals_of(trace: Path | None, shape: str, seed: int, scale: float) -> tuple[list[Any], float]:

@@ -5,9 +5,8 @@ import time
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from stoker.runtime.commands.terminal import GATEWAY_URL, ApiKey, AsJson, DataDir, Url, client_of, console, show
+from stoker.runtime.commands.terminal import GATEWAY_URL, ApiKey, AsJson, DataDir, Url, client_of, print_table, show
 
 tenants = typer.Typer(no_args_is_help=True, help="Tenants, their API keys and limits (needs a key with scope admin).")
 
@@ -32,10 +31,10 @@ def create(
     api_key: ApiKey = "",
     as_json: AsJson = False,
 ) -> None:
-    """Create a tenant; `stoker tenants key NAME` then makes it a key."""
+    """Create a tenant; `stoker tenants key NAME` then makes it a key. One that is there stays as it is."""
     body = changes(requests_per_minute, tokens_per_minute, concurrency, budget_usd, weight)
     with client_of(url, api_key) as client:
-        record = client.request("PUT", f"/v1/tenants/{name}", json=body)
+        record = client.request("PUT", f"/v1/tenants/{name}", json=body, headers={"if-none-match": "*"})
     show(record, as_json, f"created {name}; make it a key with: stoker tenants key {name}")
 
 
@@ -66,10 +65,8 @@ def list_tenants(url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json: AsJson =
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    table = Table("tenant", "weight", "limits", "created")
-    for row in rows:
-        table.add_row(row["name"], f"{row['weight']:g}", limits_text(row), day(row["created_at"]))
-    console.print(table)
+    cells = [(row["name"], f"{row['weight']:g}", limits_text(row), day(row["created_at"])) for row in rows]
+    print_table(("tenant", "weight", "limits", "created"), cells, prose=("limits",))
 
 
 @tenants.command("delete")
@@ -104,11 +101,12 @@ def list_keys(name: Name, url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json:
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    table = Table("key", "scopes", "created", "expires")
-    for row in rows:
-        expires = day(row["expires_at"]) if row["expires_at"] else "never"
-        table.add_row(row["id"], ", ".join(row["scopes"]), day(row["created_at"]), expires)
-    console.print(table)
+    print_table(("key", "scopes", "created", "expires"), [key_cells(row) for row in rows], prose=("scopes",))
+
+
+def key_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    expires = day(row["expires_at"]) if row["expires_at"] else "never"
+    return row["id"], ", ".join(row["scopes"]), day(row["created_at"]), expires
 
 
 @tenants.command("rotate")

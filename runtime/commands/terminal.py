@@ -1,13 +1,19 @@
 """What the commands share: where they print, the options they have in common, and the client they call with."""
 
 import json
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-console = Console()
+PIPE_WIDTH = 1 << 16
+PROSE_WIDTH = 24
+
 errors = Console(stderr=True)
 
 Url = Annotated[str, typer.Option("--url", envvar="STOKER_URL", help="The gateway's address.")]
@@ -39,3 +45,37 @@ def client_of(url: str, api_key: str) -> Any:
 
 def show(value: Any, as_json: bool, text: str) -> None:
     typer.echo(json.dumps(value) if as_json else text)
+
+
+def screen() -> Console:
+    """Standard output: as wide as the terminal, and without an end where there is none."""
+    console = Console()
+    return console if console.is_terminal else Console(width=PIPE_WIDTH)
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], prose: Collection[str] = ()) -> None:
+    """Nothing is ever cut: only columns named in `prose` wrap, and on a terminal that is too narrow for the others each
+    row is printed as lines of its own."""
+    texts = [[str(cell) for cell in row] for row in rows]
+    console = screen()
+    if least_width(headers, texts, prose) > console.width:
+        console.print(Text("\n\n".join(as_lines(headers, row) for row in texts), overflow="fold"))
+        return
+    table = Table()
+    for header in headers:
+        table.add_column(header, no_wrap=header not in prose, overflow="fold")
+    for row in texts:
+        table.add_row(*map(Text, row))
+    console.print(table)
+
+
+def least_width(headers: Sequence[str], rows: Sequence[Sequence[str]], prose: Collection[str]) -> int:
+    """Columns, with three characters of each for the frame and one for its end."""
+    widths = [max(map(cell_len, cells)) for cells in zip(headers, *rows, strict=True)]
+    limits = [PROSE_WIDTH if header in prose else width for header, width in zip(headers, widths, strict=True)]
+    return sum(min(pair) + 3 for pair in zip(widths, limits, strict=True)) + 1
+
+
+def as_lines(headers: Sequence[str], row: Sequence[str]) -> str:
+    margin = max(map(cell_len, headers)) + 2
+    return "\n".join(f"{header:<{margin}}{cell}".rstrip() for header, cell in zip(headers, row, strict=True))

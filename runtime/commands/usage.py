@@ -7,15 +7,15 @@ from collections import defaultdict
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from stoker.runtime.commands.terminal import GATEWAY_URL, ApiKey, AsJson, Url, client_of, console, show
+from stoker.runtime.commands.terminal import GATEWAY_URL, ApiKey, AsJson, Url, client_of, print_table, show
 
 prices = typer.Typer(no_args_is_help=True, help="What calls cost (needs a key with scope admin).")
 
 SUMS = ("jobs", "failed", "run_seconds", "cold_start_seconds")
 TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 NUMBERS = (*SUMS, *TOKENS, "cost_usd")
+COLUMNS = ("jobs", "failed", "run s", "cold s", "prompt", "cached", "output", "USD", "USD/1M")
 GROUPS = ("day", "tenant", "function")
 
 
@@ -45,7 +45,7 @@ def usage(
         writer.writeheader()
         writer.writerows(rows)
     else:
-        console.print(table_of(rows, keys))
+        print_table((*keys, *COLUMNS), [cells_of(row, keys) for row in rows])
 
 
 def grouped(rows: list[dict[str, Any]], keys: list[str]) -> list[dict[str, Any]]:
@@ -66,16 +66,11 @@ def per_million(numbers: dict[str, Any]) -> float | None:
     return numbers["cost_usd"] / tokens * 1e6 if tokens else None
 
 
-def table_of(rows: list[dict[str, Any]], keys: list[str]) -> Table:
-    columns = ("jobs", "failed", "run s", "cold start s", "prompt", "cached", "completion", "USD", "USD per 1M tokens")
-    table = Table(*keys, *columns)
-    for row in rows:
-        cost = "" if row["usd_per_million_tokens"] is None else f"{row['usd_per_million_tokens']:.4f}"
-        seconds = [f"{row[name]:.1f}" for name in ("run_seconds", "cold_start_seconds")]
-        counts = [str(row[name]) for name in TOKENS]
-        cells = [str(row["jobs"]), str(row["failed"]), *seconds, *counts, f"{row['cost_usd']:.6f}", cost]
-        table.add_row(*(str(row[key]) for key in keys), *cells)
-    return table
+def cells_of(row: dict[str, Any], keys: list[str]) -> list[object]:
+    cost = "" if row["usd_per_million_tokens"] is None else f"{row['usd_per_million_tokens']:.4f}"
+    seconds = [f"{row[name]:.1f}" for name in ("run_seconds", "cold_start_seconds")]
+    counts = [row[name] for name in TOKENS]
+    return [*(row[key] for key in keys), row["jobs"], row["failed"], *seconds, *counts, f"{row['cost_usd']:.6f}", cost]
 
 
 @prices.command("set")
@@ -111,10 +106,7 @@ def list_prices(url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json: AsJson = 
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    table = Table("function", "US dollars")
-    for row in rows:
-        table.add_row(row["function"], price_text(row))
-    console.print(table)
+    print_table(("function", "US dollars"), [(row["function"], price_text(row)) for row in rows], prose=("US dollars",))
 
 
 def price_text(record: dict[str, Any]) -> str:
