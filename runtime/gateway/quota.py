@@ -21,12 +21,13 @@ class Quota:
     def __init__(self, admission: Admission, directory: Directory) -> None:
         self._admission = admission
         self._directory = directory
-        self._prices: dict[str, tuple[float, Price]] = {}
+        self._prices: dict[str, tuple[float, Price, int]] = {}
 
     async def reserve(self, account: Tenant, job_id: str, payload: bytes) -> None:
         """Raises ApiError 429."""
         asked = asked_for(unpack(payload))
-        cost = amount(await self._price(function_of(job_id)), asked)
+        price, typical = await self._price(function_of(job_id))
+        cost = max(amount(price, asked), typical)
         tokens = asked.prompt_tokens + asked.completion_tokens
         refused = await insist(lambda: self._admission.reserve(account, job_id, tokens, cost), PATIENCE_S)
         if refused:
@@ -41,12 +42,13 @@ class Quota:
     async def release(self, tenant: str, job_id: str) -> None:
         await insist(lambda: self._admission.release(tenant, job_id), PATIENCE_S)
 
-    async def _price(self, function: str) -> Price:
-        read_at, price = self._prices.get(function, (0.0, Price()))
+    async def _price(self, function: str) -> tuple[Price, int]:
+        """And what a call has cost lately."""
+        read_at, price, typical = self._prices.get(function, (0.0, Price(), 0))
         if not read_at or time.monotonic() - read_at >= FRESH_S:
-            price = await self._directory.price(function)
-            self._prices[function] = (time.monotonic(), price)
-        return price
+            price, typical = await self._directory.price(function), await self._directory.typical(function)
+            self._prices[function] = (time.monotonic(), price, typical)
+        return price, typical
 
 
 def asked_for(payload: Mapping[str, Any]) -> Quantities:

@@ -97,6 +97,8 @@ async def put_tenant(incoming: Incoming) -> Response:
     tenant = changed(new_tenant(name), incoming.object())
     if await directory.create(tenant):
         return Json(tenant_object(tenant), status_code=201)
+    if incoming.headers.get("if-none-match") == "*":
+        raise ApiError(412, f"There is a tenant '{name}' already.", code="tenant_exists", param="name")
     tenant = replace(tenant, created_at=(await named(incoming)).created_at)
     await directory.put(tenant)
     return Json(tenant_object(tenant))

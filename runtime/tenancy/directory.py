@@ -14,8 +14,10 @@ from stoker.runtime.tenancy.tenant import Tenant
 TENANTS = "stoker:{tenants}:records"
 KEYS = "stoker:{tenants}:keys"
 PRICES = "stoker:{tenants}:prices"
-PERMANENT = frozenset({TENANTS, KEYS, PRICES})
+TYPICAL = "stoker:{tenants}:typical"
+PERMANENT = frozenset({TENANTS, KEYS, PRICES, TYPICAL})
 EVERY_FUNCTION = "*"
+TYPICAL_OF = 4
 
 REMOVE = """
 for i = 2, #ARGV do redis.call('HDEL', KEYS[2], ARGV[i]) end
@@ -79,6 +81,16 @@ class Directory:
         """Of one function by its full name, else the one for every function."""
         own, common = await self._redis.hmget(PRICES, function, EVERY_FUNCTION)
         return Price.from_dict(unpack(own or common)) if own or common else Price()
+
+    async def typical(self, function: str) -> int:
+        """What a call of the function has cost lately, in micro-USD; 0 while that isn't known."""
+        return int(await self._redis.hget(TYPICAL, function) or 0)
+
+    async def note_costs(self, function: str, costs: list[int]) -> None:
+        """Of calls that were entered. Two ledgers at once may count one of them twice, which does no harm here."""
+        before = await self.typical(function)
+        mean = sum(costs) / len(costs)
+        await self._redis.hset(TYPICAL, function, round(before + (mean - before) / TYPICAL_OF if before else mean))
 
     async def prices(self) -> dict[str, Price]:
         rows = await self._redis.hgetall(PRICES)

@@ -33,7 +33,6 @@ BATCH = 1000
 ENTERED, EXPORTED, PRICED = (f"stoker:{{ledger}}:{what}" for what in ("entered", "exported", "priced"))
 PERMANENT = frozenset({ENTERED, EXPORTED, PRICED})
 METRICS = ("jobs", "failed", "run_us", "cold_us", "prompt_tokens", "cached_tokens", "completion_tokens", "micro_usd")
-CHARGED = ("succeeded", "cancelled")
 COLLECT_S, EXPORT_S = 0.5, 60.0
 
 log = logging.getLogger("stoker.ledger")
@@ -67,17 +66,14 @@ class Entry:
 
 
 def entry_of(function: str, id: str, fields: dict[bytes, bytes], price: Price) -> Entry:
-    """What failed is on record and costs nothing; what was cancelled costs what it used. The tokens of a job that was
-    stopped come in a record of their own, which counts neither as a job nor in seconds."""
+    """What failed is on record and costs nothing; what was stopped costs what it used until then, which comes in a
+    record of its own that doesn't count as a job."""
     text = {name.decode(): value for name, value in fields.items()}
     usage: dict[str, Any] = unpack(text["usage"]) if text["usage"] else {}
     state = text["state"].decode()
-    held_us = int(text["held_ms"]) * 1000
     tokens = {name: int(usage.get(name) or 0) for name in ("prompt_tokens", "cached_tokens", "completion_tokens")}
-    run_us = round(usage["run_ms"] * 1000) if "run_ms" in usage else held_us
-    late = "late" in text
-    run_us = 0 if late else run_us
-    used = Quantities(0 if late else 1, run_us, **tokens)
+    late, run_us = "late" in text, round((usage.get("busy_ms") or 0) * 1000)
+    used = Quantities(1, run_us, **tokens)
     return Entry(
         id=id,
         job=text["job"].decode(),
@@ -86,9 +82,9 @@ def entry_of(function: str, id: str, fields: dict[bytes, bytes], price: Price) -
         state=state,
         attempt=int(text["attempt"]),
         run_us=run_us,
-        cold_us=0 if late else round((usage.get("cold_start_ms") or 0) * 1000),
+        cold_us=round((usage.get("start_ms") or 0) * 1000),
         **tokens,
-        micro_usd=amount(price, used) if late or (state in CHARGED and run_us) else 0,
+        micro_usd=amount(price, used) if late or state == "succeeded" else 0,
         jobs=0 if late else 1,
     )
 
@@ -127,6 +123,8 @@ class Ledger:
                 entries = [entry_of(function, id, fields, price) for id, fields in rows]
                 await self._note(function, entries[0].id, price)
                 await self._enter(function, entries)
+                if costs := [entry.micro_usd for entry in entries if entry.state == "succeeded"]:
+                    await self._directory.note_costs(function, costs)
                 after = entries[-1].id
                 await self._redis.hset(ENTERED, function, after)
                 total += len(entries)

@@ -16,6 +16,7 @@ from stoker.queue.records import Claim, Completion, Failure, Metered, pack
 from stoker.queue.retry import insist
 from stoker.runtime import payloads
 from stoker.runtime.spec import FunctionSpec
+from stoker.runtime.worker.busy_share import BusyShare
 from stoker.runtime.worker.host import PATIENCE_S, Host
 from stoker.runtime.worker.outbox import Outbox
 
@@ -60,6 +61,8 @@ class Replica(ABC):
         self.outbox = Outbox(host.broker, spec.name, self.lose)
         self.claimer = host.claimer(spec.name)
         self._claimed_ns: dict[str, int] = {}
+        self._busy = BusyShare()
+        self._untold_start_ms = 0.0
         self._ready_at = 0.0
         self._grace_ends = math.inf
         self._started_at = time.monotonic_ns()
@@ -125,8 +128,7 @@ class Replica(ABC):
     def lose(self, job_id: str, reason: str = "lost") -> None:
         """The job was cancelled, timed out or given to another worker: stop, and say no more than what it had used."""
         if claim := self.held.pop(job_id, None):
-            if used := self.used(job_id):
-                self.outbox.meter(Metered(job_id, claim.fence, pack(self._usage(claim, used))))
+            self.outbox.meter(Metered(job_id, claim.fence, pack(self._usage(claim, self.used(job_id)))))
             self.outbox.forget(job_id)
             self._claimed_ns.pop(job_id, None)
             self.abort(job_id)
@@ -201,6 +203,7 @@ class Replica(ABC):
     def hold(self, claim: Claim) -> None:
         self.held[claim.job_id] = claim
         self._claimed_ns[claim.job_id] = time.monotonic_ns()
+        self._busy.begin(claim.job_id)
 
     async def room(self) -> int:
         """Waits until there is room for a job; 0: the replica stops."""
@@ -285,6 +288,7 @@ class Replica(ABC):
             message = f"{type(error).__name__}: {error}"
             raise StartFailed({"type": "cold_start_error", "message": message, "code": type(error).__name__}) from error
         self._ready_at = time.monotonic()
+        self._untold_start_ms = self._ready_at * 1000 - self._started_at / 1e6
         if self.state in ("starting", "loading"):
             self.state = "ready"
 
@@ -327,6 +331,9 @@ class Replica(ABC):
         self.fail(claim, error, retry=True, counts=False)
 
     def _usage(self, claim: Claim, extra: Record) -> Record:
+        """Of an attempt that is over. `busy_ms` is its share of the replica's time; its start is on the record
+        of the first attempt that ends here."""
+        start_ms, self._untold_start_ms = self._untold_start_ms, 0.0
         claimed = self._claimed_ns.get(claim.job_id, time.monotonic_ns())
         return {
             "tenant": claim.tenant,
@@ -334,6 +341,8 @@ class Replica(ABC):
             "attempt": claim.attempt,
             "queue_ms": claim.claimed_ms - claim.enqueued_ms,
             "run_ms": (time.monotonic_ns() - claimed) / 1e6,
+            "busy_ms": self._busy.end(claim.job_id) * 1000,
+            "start_ms": start_ms,
             "cold_start_ms": self._cold_start_ms(claim),
             "prompt_tokens": 0,
             "completion_tokens": 0,

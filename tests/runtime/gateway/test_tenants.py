@@ -15,7 +15,7 @@ from stoker.runtime.gateway.routes import ENDPOINTS
 from stoker.runtime.spec import short_name
 
 from .conftest import Login
-from .peers import double, make_key, worker
+from .peers import double, error_of, make_key, worker
 
 CODE = "ab" * 32
 PUBLIC = {("GET", "/healthz"), ("GET", "/readyz"), ("GET", "/openapi.json")}
@@ -259,3 +259,11 @@ async def test_an_open_gateway_makes_no_keys(http: httpx.AsyncClient) -> None:
     response = await http.post("/v1/tenants/acme/keys", json={})
     assert (response.status_code, response.json()["error"]["code"]) == (409, "keys_not_used")
     await http.delete("/v1/tenants/acme")
+
+
+async def test_a_tenant_that_is_there_is_not_created_again(root: httpx.AsyncClient) -> None:
+    headers, body = {"if-none-match": "*"}, {"limits": {"budget_usd": 50}}
+    assert (await root.put("/v1/tenants/acme", json=body, headers=headers)).status_code == 201
+    again = await root.put("/v1/tenants/acme", json={}, headers=headers)
+    assert (again.status_code, error_of(again)["code"]) == (412, "tenant_exists")
+    assert (await root.get("/v1/tenants/acme")).json()["limits"]["budget_usd"] == 50

@@ -42,7 +42,7 @@ async def limited(root: httpx.AsyncClient, login: Login, tenant: str, **limits: 
 
 
 async def answer(task: Task) -> None:
-    await task.done({"value": task.payload["input"]}, run_ms=2000.0, prompt_tokens=10, completion_tokens=5)
+    await task.done({"value": task.payload["input"]}, busy_ms=2000.0, prompt_tokens=10, completion_tokens=5)
 
 
 async def usage_of(client: httpx.AsyncClient, jobs: int, **params: str) -> list[dict[str, Any]]:
@@ -248,3 +248,22 @@ def test_what_a_request_may_use_at_most() -> None:
     )
     assert asked_for({"kind": "embed", "texts": [[1, 2], [3]]}) == Quantities(prompt_tokens=3)
     assert asked_for({"kind": "call", "input": {"texts": [[1]], "prompt_ids": []}}) == Quantities(run_us=1_000_000)
+
+
+async def test_a_budget_holds_for_calls_whose_cost_is_known_only_afterwards(
+    root: httpx.AsyncClient, login: Login, deploy: Deploy, broker: Broker, books: Ledger
+) -> None:
+    """Each call turns out to run for a hundred times the second that is reserved of a function never called before."""
+    function, tenant = await deploy(), "surprised"
+    client = await limited(root, login, tenant, budget_usd=3.5)
+
+    async def slow(task: Task) -> None:
+        await task.done({"value": 1}, busy_ms=100_000.0)
+
+    async with priced(root, function, second=0.01), worker(broker, function, slow):
+        assert (await client.post(f"/v1/functions/{function}", json=1)).status_code == 200
+        assert [row["cost_usd"] for row in await usage_of(client, 1)] == [1.0]
+        await asyncio.sleep(1.1)
+        calls = [client.post(f"/v1/functions/{function}", json=1) for _ in range(20)]
+        statuses = [response.status_code for response in await asyncio.gather(*calls)]
+        assert sorted(statuses) == [200] * 2 + [429] * 18

@@ -17,7 +17,7 @@ from stoker.runtime.tenancy.ledger import METRICS, Ledger
 from stoker.runtime.tenancy.price import Price
 from stoker.runtime.tenancy.tenant import Tenant, TenantLimits
 
-USAGE = {"run_ms": 250.0, "cold_start_ms": 100.0, "prompt_tokens": 1000, "cached_tokens": 400, "completion_tokens": 50}
+USAGE = {"busy_ms": 250.0, "start_ms": 100.0, "prompt_tokens": 1000, "cached_tokens": 400, "completion_tokens": 50}
 PRICE = Price(request=0.001, second=0.004, prompt_tokens=1.0, cached_tokens=0.1, completion_tokens=4.0)
 COST = 1000 + 1000 + 600 + 40 + 200
 
@@ -162,10 +162,10 @@ async def test_lines_and_books_have_the_same_price(
     assert (await sums(books, "ann"))["micro_usd"] == sum(wanted)
 
 
-async def test_a_function_deleted_before_anything_was_entered_is_billed(
+async def test_a_function_deleted_before_anything_was_entered_is_on_record(
     books: Ledger, broker: Broker, tenants: Directory, redis: Redis
 ) -> None:
-    """Its first job, say, is cancelled by the deletion: it is paid for, and its reservation ends."""
+    """Its first job, say, is cancelled by the deletion: it is in the books, and its reservation ends."""
     tenant, admissions = Tenant("ann", limits=TenantLimits(concurrency=1)), Admission(redis)
     await tenants.put_price(EVERY_FUNCTION, Price(request=1))
     job = NewJob(id=new_job_id("brief"), function="brief", tenant="ann", payload=b"")
@@ -177,7 +177,7 @@ async def test_a_function_deleted_before_anything_was_entered_is_billed(
     await books.expect("brief")
     await broker.purge_function("brief")
     assert [await books.collect(), await books.collect()] == [1, 0]
-    assert (await sums(books, "ann", "brief"))["micro_usd"] == 1_000_000
+    assert (await sums(books, "ann", "brief"))["jobs"] == 1
     assert await admissions.reserve(tenant, "next", 0, 0) is None
 
 
@@ -206,12 +206,10 @@ async def test_a_stopped_jobs_tokens_are_billed_beside_its_time(
     job = NewJob(id=new_job_id("chat"), function="chat", tenant="ann", payload=b"")
     await broker.enqueue(job)
     [claim] = await broker.claim("chat", "worker", 1)
-    await asyncio.sleep(0.01)
     await broker.cancel(job.id)
     await books.collect()
     await broker.meter("chat", [Metered(job.id, claim.fence, pack(USAGE))])
     await books.collect()
     found = await sums(books, "ann")
     assert (found["jobs"], found["failed"], found["completion_tokens"], found["prompt_tokens"]) == (1, 1, 50, 1000)
-    assert 10_000 <= found["run_us"] < 250_000
-    assert found["micro_usd"] == 1_000_000 + 50
+    assert (found["run_us"], found["micro_usd"]) == (250_000, 1_000_050)
