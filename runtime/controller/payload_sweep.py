@@ -20,8 +20,8 @@ log = logging.getLogger("stoker.controller")
 
 
 def needed(key: str, job: Job | None, age_s: float) -> bool:
-    """A payload: by a job (None: the queue doesn't know it) that may still be run, now or after a replay. A result: by a
-    job whose record is there."""
+    """A payload: by a job (None: the queue doesn't know it) that may still be run, now or after a replay. A result: by
+    a job whose record is there."""
     if key.startswith(RESULTS):
         return job is not None
     if job is None:

@@ -73,7 +73,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_streamed_and_whole_answers_are_the_same(client: openai.OpenAI, case: str) -> None:
-    options = {"messages": QUESTION, "max_tokens": 24, **CASES[case]}
+    options = {"messages": QUESTION, "max_tokens": 12, **CASES[case]}
     assert streamed(client, **options) == whole(client, **options)
 
 

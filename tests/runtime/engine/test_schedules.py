@@ -158,7 +158,9 @@ def test_random_schedules_read_what_lone_runs_read(tiny: "TinyModel", group: int
         hit += schedule.engine.stats()["prefix_hit_tokens"] > 0
         returned += schedule.engine.stats()["host_hit_tokens"] > 0
         aborted += len(schedule.aborted) > 0
-    assert min(preempted, hit, aborted) > SCHEDULES / GROUPS / 5 and returned > 2, "the schedules are too tame to show anything"
+    assert min(preempted, hit, aborted) > SCHEDULES / GROUPS / 5 and returned > 2, (
+        "the schedules are too tame to show anything"
+    )
 
 
 def test_aborting_at_every_step_changes_nothing_that_others_read(tiny: "TinyModel") -> None:
