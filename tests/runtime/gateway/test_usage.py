@@ -201,24 +201,24 @@ async def test_requests_per_minute_hold_over_all_functions(
 async def test_bills_are_for_their_tenant_and_the_operator(
     root: httpx.AsyncClient, login: Login, deploy: Deploy, broker: Broker, books: Ledger, cluster: Cluster
 ) -> None:
-    shared, own = await deploy(), "ann.own"
+    shared, own = await deploy(), "payer.own"
     spec = FunctionSpec(name=own, kind="python", code="0" * 64, entry="m:f")
     await cluster.put_function(own, spec.to_dict())
-    ann, bob = [login((await make_key(root, name, "invoke"))["key"]) for name in ("ann", "bob")]
+    ann, bob = [login((await make_key(root, name, "invoke"))["key"]) for name in ("payer", "idler")]
     async with priced(root, shared, second=0.5, prompt_tokens=100), priced(root, own, request=2):
         async with worker(broker, shared, answer), worker(broker, own, answer):
             await ann.post(f"/v1/functions/{shared}", json=1)
             await ann.post("/v1/functions/own", json=1)
         rows = await usage_of(ann, 2)
         assert {row["function"]: row["cost_usd"] for row in rows} == {shared: 1.001, "own": 2.0}
-        assert {(row["day"], row["tenant"]) for row in rows} == {(day_of(time.time()), "ann")}
+        assert {(row["day"], row["tenant"]) for row in rows} == {(day_of(time.time()), "payer")}
         assert [(row["run_seconds"], row["prompt_tokens"], row["completion_tokens"]) for row in rows] == [
             (2.0, 10, 5)
         ] * 2
         assert (await usage_of(bob, 0)) == []
-        assert (await bob.get("/v1/usage", params={"tenant": "ann"})).status_code == 403
-        assert {row["function"] for row in await usage_of(root, 2, tenant="ann")} == {shared, "ann.own"}
-        assert {row["tenant"] for row in await usage_of(root, 2, tenant="*")} >= {"ann"}
+        assert (await bob.get("/v1/usage", params={"tenant": "payer"})).status_code == 403
+        assert {row["function"] for row in await usage_of(root, 2, tenant="payer")} == {shared, "payer.own"}
+        assert {row["tenant"] for row in await usage_of(root, 2, tenant="*")} >= {"payer"}
     await cluster.delete_function(own)
 
 
