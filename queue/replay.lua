@@ -5,7 +5,7 @@
 local id, request = ARGV[1], ARGV[2]
 
 local function keep_forever(job)
-  for _, kind in ipairs({ 'j:', 'p:', 'o:', 's:' }) do
+  for _, kind in ipairs({ 'j:', 'p:', 's:' }) do
     call('PERSIST', Q .. kind .. id)
   end
   local idem = job.idem and Q .. 'i:' .. job.idem
@@ -42,6 +42,7 @@ local function replay(job)
   if last then
     call('HSET', record(id), 'last', last)
   end
+  call('DEL', Q .. 'o:' .. id)
   renew_deadline(job)
   call('ZREM', Q .. 'dead', id)
   count_waiting(job.tenant, 1)

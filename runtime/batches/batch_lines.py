@@ -50,21 +50,34 @@ def parse_line(text: bytes, endpoint: str, seen: set[str]) -> BatchRequest:
 
 @dataclass(frozen=True, slots=True)
 class LineResult:
-    """`good` lines go to the output file, others to the error file."""
+    """`good` lines go to the output file, others to the error file; of those, a batch counts the `failed`."""
 
     good: bool
+    failed: bool
     text: bytes
 
 
 def answered(batch_id: str, number: int, custom_id: str, status: int, job_id: str, body: Any) -> LineResult:
-    response = {"status_code": status, "request_id": job_id, "body": body}
-    return LineResult(status == 200, row(batch_id, number, custom_id, response, None))
+    """`job_id` is "" for a line that was refused before it became a job: then its own id stands for it."""
+    response = {"status_code": status, "request_id": job_id or row_id(batch_id, number), "body": body}
+    return LineResult(status == 200, status != 200, row(batch_id, number, custom_id, response, None))
 
 
-def not_run(batch_id: str, number: int, custom_id: str | None, code: str, message: str) -> LineResult:
-    return LineResult(False, row(batch_id, number, custom_id, None, {"code": code, "message": message}))
+def bad(batch_id: str, number: int, line: BadLine) -> LineResult:
+    return LineResult(
+        False, True, row(batch_id, number, line.custom_id, None, {"code": line.code, "message": str(line)})
+    )
+
+
+def not_run(batch_id: str, number: int, custom_id: str, code: str, message: str) -> LineResult:
+    """Because the batch ended first: it neither succeeded nor failed."""
+    return LineResult(False, False, row(batch_id, number, custom_id, None, {"code": code, "message": message}))
+
+
+def row_id(batch_id: str, number: int) -> str:
+    return f"{batch_id}_{number}"
 
 
 def row(batch_id: str, number: int, custom_id: str | None, response: Any, error: Any) -> bytes:
-    record = {"id": f"{batch_id}_{number}", "custom_id": custom_id, "response": response, "error": error}
+    record = {"id": row_id(batch_id, number), "custom_id": custom_id, "response": response, "error": error}
     return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode(errors="replace") + b"\n"

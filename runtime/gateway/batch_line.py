@@ -18,8 +18,10 @@ from stoker.runtime.batches.batch_lines import (
     BatchRequest,
     LineResult,
     answered,
+    bad,
     not_run,
     parse_line,
+    row_id,
 )
 from stoker.runtime.gateway.auth import EVERYONE, Caller
 from stoker.runtime.gateway.batch_kinds import KINDS, Kind
@@ -83,8 +85,8 @@ class LineRunner:
         """Whatever is wrong with a line is in its result; an outage is raised, as one of OUTAGES."""
         try:
             request = self._parse(text)
-        except BadLine as bad:
-            return not_run(self._batch.id, number, bad.custom_id, bad.code, str(bad))
+        except BadLine as problem:
+            return bad(self._batch.id, number, problem)
         try:
             async with self._room:
                 job_id, body = await self._answer(number, request)
@@ -96,7 +98,7 @@ class LineRunner:
         except OUTAGES:
             raise
         except Exception as error:
-            failure = as_api_error(error, f"{self._batch.id}_{number}")
+            failure = as_api_error(error, row_id(self._batch.id, number))
             return answered(self._batch.id, number, request.custom_id, failure.status, "", failure.body())
 
     async def _answer(self, number: int, request: BatchRequest) -> tuple[str, Any]:

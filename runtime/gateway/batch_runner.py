@@ -151,8 +151,8 @@ class Drive:
         segment = batch.segments_done
         async for results in in_stretches(runner, lines):
             await self._store(segment, results)
-            good = sum(result.good for result in results)
-            await self._change(partial(advanced, completed=good, failed=len(results) - good, stopped=runner.stopped))
+            good, failed = sum(result.good for result in results), sum(result.failed for result in results)
+            await self._change(partial(advanced, completed=good, failed=failed, stopped=runner.stopped))
             segment += 1
 
     async def _why_stop(self) -> str:

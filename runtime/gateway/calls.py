@@ -121,17 +121,19 @@ async def enqueue_admitted(gateway: Gateway, job: NewJob) -> Enqueued:
         raise queue_full(full.message, full.retry_after_s) from None
     except IdempotencyMismatch:
         forget_payload(gateway, stored)
-        raise ApiError(
-            409,
-            "This idempotency key was used before with a different request body.",
-            code="idempotency_key_reused",
-            headers=NO_RETRY,
-        ) from None
+        raise key_reused(job.idempotency_key) from None
     if enqueued.job_id != job.id:
         forget_payload(gateway, stored)
     if enqueued.wake:
         gateway.background(gateway.cluster.ring())
     return enqueued
+
+
+def key_reused(key: str) -> ApiError:
+    kind, _, name = key.partition(":")
+    named = f"The job id '{name}'" if kind == "id" else "This idempotency key"
+    message = f"{named} was used before with a different request body."
+    return ApiError(409, message, code="idempotency_key_reused", headers=NO_RETRY)
 
 
 async def with_payload_stored(gateway: Gateway, job: NewJob) -> NewJob:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Self
 
 from stoker.queue.events import Event, Subscription
+from stoker.queue.records import Job
 from stoker.queue.retry import insist
 from stoker.runtime.gateway.context import Gateway
 from stoker.runtime.gateway.errors import ApiError
@@ -59,11 +60,15 @@ class Following:
             return outcome_of_event(await end_with_result(self._gateway, event))
         return await self._read_outcome()
 
-    async def _read_outcome(self) -> Outcome:
+    async def job(self) -> Job:
+        """As it is now. Raises ApiError 410 and 503."""
         job = await insist(lambda: self._gateway.broker.job(self.job_id), READ_PATIENCE_S)
         if job is None:
             raise job_expired(self.job_id)
-        return outcome_of_job(await with_result(self._gateway, job))
+        return job
+
+    async def _read_outcome(self) -> Outcome:
+        return outcome_of_job(await with_result(self._gateway, await self.job()))
 
     async def _subscribe(self) -> None:
         """What is already there is read at once; only the rest comes as messages."""

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from stoker.queue.records import JobState, NewJob
 from stoker.runtime.gateway.calls import Call, enqueue, idempotency_key, new_job, own_id_key
+from stoker.runtime.gateway.context import Gateway
 from stoker.runtime.gateway.embedding_routes import embedding_job
 from stoker.runtime.gateway.embeddings import EmbeddingRequest, embedding_list, embedding_request
 from stoker.runtime.gateway.endpoint import EVENT_STREAM, Incoming, Json
@@ -40,17 +41,19 @@ async def invoke(incoming: Incoming) -> Response:
     call = Call(incoming, spec, job)
     if streams:
         return EventStream(incoming.gateway, call, event_frames(call), event_frame)
-    return await answer(call, request, wait_s)
+    return await answer(incoming.gateway, call, request, wait_s)
 
 
-async def answer(call: Call, request: ModelRequest | None, wait_s: float | None) -> Response:
+async def answer(gateway: Gateway, call: Call, request: ModelRequest | None, wait_s: float | None) -> Response:
     async with call:
         try:
             async with asyncio.timeout(wait_s):
                 outcome = await call.outcome()
         except TimeoutError:
             call.detach()
-            return accepted(call.job_id, JobState.RUNNING, f"wait={wait_s:g}")
+            job = await call.job()
+            reason = (await gateway.view.snapshot()).why_waiting(job)
+            return accepted(job.id, job.state, f"wait={wait_s:g}", reason)
     result = outcome.value()
     return Json(answered(request, call.job_id, result) if request else result["value"])
 
@@ -85,9 +88,9 @@ async def submit(incoming: Incoming, job: NewJob, preference: str = "") -> Respo
     return accepted(enqueued.job_id, enqueued.state, preference)
 
 
-def accepted(job_id: str, state: JobState, preference: str) -> Response:
+def accepted(job_id: str, state: JobState, preference: str, reason: str = "") -> Response:
     headers = {"location": location(job_id)} | ({"preference-applied": preference} if preference else {})
-    return Json(submitted_object(job_id, state), status_code=202, headers=headers)
+    return Json(submitted_object(job_id, state, reason), status_code=202, headers=headers)
 
 
 async def function_job(

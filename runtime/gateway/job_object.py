@@ -1,7 +1,7 @@
 """A job as clients see it."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -63,10 +63,13 @@ class JobPage(TypedDict):
 
 
 class SubmittedJob(TypedDict):
+    """`wait_reason` is there when a client's `Prefer: wait` ran out while the job still waited."""
+
     id: str
     object: Literal["job"]
     function: str
     state: JobState
+    wait_reason: NotRequired[str]
     links: JobLinks
 
 
@@ -92,14 +95,15 @@ def job_object(job: Job, reason: str) -> JobObject:
     }
 
 
-def submitted_object(job_id: str, state: JobState) -> SubmittedJob:
-    return {
+def submitted_object(job_id: str, state: JobState, reason: str = "") -> SubmittedJob:
+    job: SubmittedJob = {
         "id": job_id,
         "object": "job",
         "function": short_name(function_of(job_id)),
         "state": state,
         "links": links(job_id),
     }
+    return {**job, "wait_reason": reason} if reason else job
 
 
 def location(job_id: str) -> str:

@@ -74,7 +74,10 @@ async def prompt_ids(incoming: Incoming, encoder: PromptEncoder, request: ChatRe
         return prompt if isinstance(prompt, list) else await prompts.text(encoder, prompt)
     tools = request.offered_tools
     if tools and not encoder.tool_style:
-        message = "This model's chat template defines no tools that can be told from its text; leave 'tools' out."
+        message = (
+            f"The chat template of '{request.model}' has no tool calls (those of Qwen2.5, Qwen3 and Llama 3.x have); "
+            "leave 'tools' out or deploy such a model."
+        )
         raise bad_request(message, param="tools", code="unsupported_parameter")
     request.use_tools(encoder.tool_style if tools else "")
     try:

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from stoker.runtime.batches.batch_lines import BadLine, answered, not_run, parse_line
+from stoker.runtime.batches.batch_lines import BadLine, answered, bad, not_run, parse_line
 
 URL = "/v1/chat/completions"
 GOOD = {"custom_id": "a", "method": "POST", "url": URL, "body": {"model": "m"}}
@@ -42,10 +42,13 @@ def test_bad_lines(line: bytes, code: str, custom_id: str | None) -> None:
 
 def test_answers_are_lines_of_their_own() -> None:
     good = answered("batch_1", 7, "a", 200, "job", {"text": "zwei\nZeilen \u2028"})
-    bad = answered("batch_1", 8, "b", 400, "", {"error": {"message": "no"}})
-    skipped = not_run("batch_1", 9, None, "batch_expired", "too late")
-    assert [result.good for result in (good, bad, skipped)] == [True, False, False]
-    for result in (good, bad, skipped):
+    refused = answered("batch_1", 8, "b", 400, "", {"error": {"message": "no"}})
+    skipped = not_run("batch_1", 9, "c", "batch_expired", "too late")
+    broken = bad("batch_1", 10, BadLine("invalid_json_line", "what?"))
+    results = (good, refused, skipped, broken)
+    assert [result.good for result in results] == [True, False, False, False]
+    assert [result.failed for result in results] == [False, True, False, True]
+    for result in results:
         assert result.text.endswith(b"\n") and result.text.count(b"\n") == 1
     assert json.loads(good.text) == {
         "id": "batch_1_7",
@@ -53,4 +56,7 @@ def test_answers_are_lines_of_their_own() -> None:
         "response": {"status_code": 200, "request_id": "job", "body": {"text": "zwei\nZeilen \u2028"}},
         "error": None,
     }
+    assert json.loads(refused.text)["response"]["request_id"] == "batch_1_8"
+    error = {"code": "invalid_json_line", "message": "what?"}
+    assert json.loads(broken.text) == {"id": "batch_1_10", "custom_id": None, "response": None, "error": error}
     assert json.loads(skipped.text)["error"] == {"code": "batch_expired", "message": "too late"}

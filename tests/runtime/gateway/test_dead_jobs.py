@@ -69,6 +69,7 @@ async def test_replayed_and_done(http: httpx.AsyncClient, broker: Broker, deploy
     response = await http.post(f"/v1/jobs/{job_id}/replay")
     assert response.status_code == 200
     assert (response.json()["state"], response.json()["attempt"]) == ("queued", 0)
+    assert (response.json()["error"], response.json()["usage"], response.json()["timeline"]) == (None, None, [])
     assert response.headers["x-job-id"] == job_id
     again = await http.post(f"/v1/jobs/{job_id}/replay")
     assert (again.status_code, error_of(again)["code"]) == (409, "job_not_replayable")

@@ -128,11 +128,20 @@ async def test_wait_hands_over_to_a_job_that_goes_on(http: httpx.AsyncClient, br
     async with worker(broker, name, slow):
         response = await http.post(f"/v1/functions/{name}", json=5, headers={"prefer": "wait=1"})
         assert (response.status_code, response.json()["state"]) == (202, "running")
+        assert "wait_reason" not in response.json()
         release.set()
         job = await until_state(broker, response.headers["x-job-id"], JobState.SUCCEEDED)
         quick = await http.post(f"/v1/functions/{name}", json=6, headers={"prefer": "respond-async, wait=5"})
     assert job.result is not None and unpack(job.result) == {"value": 10}
     assert (quick.status_code, quick.json()) == (200, 12)
+
+
+async def test_wait_hands_over_to_a_job_that_still_waits(http: httpx.AsyncClient, deploy: Deploy) -> None:
+    name = await deploy()
+    response = await http.post(f"/v1/functions/{name}", json=5, headers={"prefer": "wait=1"})
+    body = response.json()
+    assert (response.status_code, body["state"], body["wait_reason"]) == (202, "queued", "no host available")
+    assert (await http.get(response.headers["location"])).json()["state"] == "queued"
 
 
 async def test_generators_stream_as_events(http: httpx.AsyncClient, broker: Broker, deploy: Deploy) -> None:
@@ -238,6 +247,7 @@ async def test_jobs_may_be_put_under_the_clients_own_id(
     other, bad = await http.put(url, json=4), await http.put(f"{url}%20x", json=4)
     posted = await http.post(f"/v1/functions/{name}/jobs", json=3)
     assert [response.status_code for response in (first, again, other, bad, posted)] == [202, 202, 409, 400, 202]
+    assert error_of(other)["message"] == "The job id 'order-0001' was used before with a different request body."
     assert again.json() == first.json() and again.headers["idempotency-replayed"] == "true"
     assert posted.json()["id"] != first.json()["id"]
     async with worker(broker, name, double):
