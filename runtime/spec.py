@@ -9,6 +9,7 @@ from typing import Any, Literal
 Kind = Literal["llm", "embed", "python"]
 
 NAME = re.compile(r"[a-z][a-z0-9_]*(-[a-z0-9_]+)*")
+VERSION = re.compile(r"[A-Za-z0-9._+-]{0,64}")
 MAX_SECONDS = 1e9
 
 log = logging.getLogger("stoker.spec")
@@ -144,6 +145,9 @@ class FunctionSpec:
     def __post_init__(self) -> None:
         check_name(short_name(self.name))
         require(not owner_of(self.name) or bool(NAME.fullmatch(owner_of(self.name))), f"no owner: {self.name!r}")
+        require(
+            bool(VERSION.fullmatch(self.version)), "version must be up to 64 letters, digits, '.', '_', '+' and '-'"
+        )
         require(self.kind in ("llm", "embed", "python"), f"kind must be llm, embed or python, not {self.kind!r}")
         require(
             self.kind == "python" or bool(self.weights), f"function {self.name!r} needs weights='s3://…' or 'file://…'"

@@ -25,6 +25,12 @@ def test_names_that_would_not_make_a_key_or_a_path_are_refused(name: str) -> Non
         FunctionSpec(name=name, kind="python")
 
 
+@pytest.mark.parametrize("version", ["../../etc", "a b", "\0", "x" * 65, "1/2"])
+def test_versions_that_are_no_plain_name_are_refused(version: str) -> None:
+    with pytest.raises(InvalidSpec, match="version"):
+        FunctionSpec(name="f", kind="python", version=version)
+
+
 def test_an_app_names_its_functions_without_an_owner() -> None:
     with pytest.raises(InvalidSpec, match="function name"):
         App("shop").llm("acme.chat", weights="file:///x")

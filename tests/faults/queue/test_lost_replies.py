@@ -12,7 +12,7 @@ import stoker.queue.broker
 from stoker.queue.broker import Broker
 from stoker.queue.client import connect
 from stoker.queue.embedded import EmbeddedValkey
-from stoker.queue.records import Claim, Completion, Emission, Failure, JobState, NewJob, Settled, new_job_id
+from stoker.queue.records import Claim, Completion, Emission, Failure, JobState, Metered, NewJob, Settled, new_job_id
 from stoker.queue.scripts import script
 from tests.faults.queue.conftest import MakeJob
 from tests.faults.queue.proxy import Proxy
@@ -54,6 +54,10 @@ CALLS: dict[str, tuple[Call, Callable[[Any], bool]]] = {
         lambda broker, _, __, waiting: broker.cancel(waiting.id),
         lambda answer: answer is JobState.CANCELLED,
     ),
+    "meter": (
+        lambda broker, _, claim, __: broker.meter("f", [Metered(claim.job_id, claim.fence, b"u")]),
+        lambda answer: answer == 0,
+    ),
     "tick": (lambda broker, *_: broker.tick("f"), lambda answer: answer == 0),
     "look": (lambda broker, _, __, waiting: broker.job(waiting.id), lambda answer: answer.state is JobState.QUEUED),
     "peek": (
@@ -91,6 +95,8 @@ async def test_a_lost_reply(
     await broker.enqueue(first)
     (claim,) = await broker.claim("f", "w", 1)
     await broker.enqueue(waiting)
+    if name == "meter":
+        await broker.cancel(first.id)
     if name == "tick":
         raw.zadd("stoker:q:{f}:lease", {first.id: 1}, xx=True)
     call, right = CALLS[name]
