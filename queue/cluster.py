@@ -27,8 +27,9 @@ HOSTS_WANTED = "stoker:{cluster}:hosts:wanted"
 FLEET = "stoker:{cluster}:fleet"
 FLEET_MEMORY = "stoker:{cluster}:fleet:memory"
 POLICY_MEMORY = "stoker:{cluster}:policy:memory"
+PROVEN = "stoker:{cluster}:proven"
 
-PERMANENT = {FUNCTIONS, HOSTS, WANTED, LEADER_FENCE, HOSTS_WANTED, FLEET_MEMORY, POLICY_MEMORY}
+PERMANENT = {FUNCTIONS, HOSTS, WANTED, LEADER_FENCE, HOSTS_WANTED, FLEET_MEMORY, POLICY_MEMORY, PROVEN}
 HOST_TTL_MS = 3_000
 FAILING_TTL_MS = 120_000
 FLEET_TTL_MS = 60_000
@@ -151,6 +152,15 @@ class Cluster:
     async def write_policy_memory(self, leader: str, memory: dict[str, Any]) -> bool:
         """False, and nothing written, when `leader` no longer holds the lease."""
         return await self._write_led(leader, POLICY_MEMORY, memory)
+
+    async def proven(self) -> dict[str, dict[str, Any]]:
+        """By function, the spec of the version that was ready last."""
+        data: Any = await self._redis.get(PROVEN)
+        return unpack(data) if data else {}
+
+    async def write_proven(self, leader: str, specs: dict[str, dict[str, Any]]) -> bool:
+        """False, and nothing written, when `leader` no longer holds the lease."""
+        return await self._write_led(leader, PROVEN, specs)
 
     async def report_fleet(self, report: dict[str, Any]) -> None:
         """Pools, their hosts, and why functions wait for them: for people and gateways; forgotten after a while."""

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import httpx
 import typer
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
@@ -280,6 +279,9 @@ def functions(url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json: AsJson = Fa
         return
     columns = ("function", "kind", "version", "replicas", "queued", "running")
     print_table(columns, [function_cells(row) for row in rows], prose=("replicas",))
+    for row in rows:
+        if row["rollout"]:
+            typer.echo(rollout_line(row["name"], row["rollout"]))
 
 
 def function_cells(row: dict[str, Any]) -> tuple[object, ...]:
@@ -287,10 +289,17 @@ def function_cells(row: dict[str, Any]) -> tuple[object, ...]:
     return row["name"], row["kind"], row["version"], states, row["queued"], row["running"]
 
 
+def rollout_line(name: str, rollout: dict[str, Any]) -> str:
+    serves = f"version {rollout['serving']} serves" if rollout["serving"] else "no other version serves"
+    return f"{name}: version {rollout['version']} does not start: {rollout['error']}; {serves}"
+
+
 def explain(error: Exception) -> tuple[str, int]:
     """What a person should read, and the exit code."""
-    if isinstance(error, httpx.TransportError):
-        return f"no gateway answers ({error}); start one with `stoker up` or name it with --url", UNREACHABLE
+    from stoker.runtime.sdk import Unreachable
+
+    if isinstance(error, Unreachable):
+        return f"{error}; start one with `stoker up` or name it with --url", UNREACHABLE
     job_id = getattr(error, "job_id", "")
     return f"{error}\n(`stoker jobs get {job_id}` has the whole record)" if job_id else str(error), FAILED
 
@@ -310,7 +319,6 @@ def expected_errors() -> tuple[type[Exception], ...]:
         ServerUnfit,
         EmbeddedServerError,
         PortTaken,
-        httpx.TransportError,
         OSError,
     )
 

@@ -25,6 +25,7 @@ from stoker.runtime.controller.leader import Leadership
 from stoker.runtime.controller.payload_sweep import sweep_forever
 from stoker.runtime.controller.policy import Wanted, decide
 from stoker.runtime.controller.policy_record import from_record, to_record
+from stoker.runtime.controller.policy_rollout import Rollout, remember_proven, rollouts, told
 from stoker.runtime.controller.policy_state import Decision, Demand, Failures, Memory, Placed, Rules, View
 from stoker.runtime.controller.provider import Provider
 from stoker.runtime.settings import Settings
@@ -50,6 +51,9 @@ class Controller:
         self._provider = provider
         self._rules = rules
         self._failures: Mapping[str, Failures] = {}
+        self._proven_failures: Mapping[str, Failures] = {}
+        self._proven: dict[str, FunctionSpec] | None = None
+        self._rollouts: Mapping[str, Rollout] = {}
         self._memory: Memory | None = None
         self._remembered_at = 0.0
         self._told = Told()
@@ -86,19 +90,35 @@ class Controller:
         view = view_of(now, specs, backlogs, hosts, wanted, self._failures)
         memory = await self._remembered(now)
         view = replace(view, memory=memory, rules=self._rules, pools=fleet.pools, machines=fleet.machines)
+        view = await self._with_proven(view)
         decision = decide(view)
         await self._remember(decision.memory, now)
-        if decision.failures != self._failures:
-            self._failures = decision.failures
-            await self._cluster.report_failing(failing_functions(decision.failures, now, time.time()))
+        await self._report_failures(decision, now)
         self._say(decision.actions)
-        after = merge(decision, wanted, specs)
+        self._say_rollouts(rollouts(view, decision.failures, decision.served))
+        after = merge(decision, wanted, view)
         if after != wanted:
             if not await self._cluster.write_wanted(self._leadership.candidate, after):
                 return
             log.info("wanted: %s", summary(after))
         self._provider.order(Orders(decision.hosts, frozenset(decision.retire), frozenset(after), fleet.look))
-        await self._told.tell(self._cluster, fleet_report(fleet, hosts, decision.reasons))
+        await self._told.tell(self._cluster, fleet_report(fleet, hosts, decision.reasons, self._rollouts))
+
+    async def _with_proven(self, view: View) -> View:
+        if self._proven is None:
+            self._proven = readable(await self._cluster.proven())
+        view = replace(view, proven=self._proven, proven_failures=self._proven_failures)
+        proven = remember_proven(view)
+        if proven != self._proven:
+            records = {name: spec.to_dict() for name, spec in proven.items()}
+            if await self._cluster.write_proven(self._leadership.candidate, records):
+                self._proven = proven
+        return replace(view, proven=proven)
+
+    async def _report_failures(self, decision: Decision, now: float) -> None:
+        if (decision.failures, decision.proven_failures) != (self._failures, self._proven_failures):
+            self._failures, self._proven_failures = decision.failures, decision.proven_failures
+            await self._cluster.report_failing(failing_functions(decision, now, time.time()))
 
     async def _remembered(self, now: float) -> Memory:
         if self._memory is None:
@@ -118,6 +138,12 @@ class Controller:
         if actions and actions != self._said:
             log.info("%s", "; ".join(actions))
         self._said = actions
+
+    def _say_rollouts(self, now: Mapping[str, Rollout]) -> None:
+        for name, rollout in now.items():
+            if rollout != self._rollouts.get(name):
+                log.warning("%s", told(name, rollout))
+        self._rollouts = now
 
     async def _tick(self, deployed: set[str]) -> None:
         for function in deployed | set(await self._broker.functions_with_work()):
@@ -152,29 +178,32 @@ def placed_replica(id: str, record: dict[str, Any], host: str, report: Mapping[s
     spec, state = record["spec"], report.get("state", "unseen")
     device, error = record["device"], report.get("error")
     inflight, draining = report.get("inflight", 0), record.get("draining", False)
-    born = spec.get("born", "")
-    return Placed(id, spec["name"], spec["version"], host, device, state, error, born, inflight, draining)
+    born, settled = spec.get("born", ""), report.get("settled", True)
+    return Placed(id, spec["name"], spec["version"], host, device, state, error, born, inflight, draining, settled)
 
 
 def report_of(hosts: Mapping[str, Host], host: str, replica: str) -> Mapping[str, Any]:
     return (hosts[host].body["replicas"].get(replica) if host in hosts else None) or {}
 
 
-def failing_functions(failures: Mapping[str, Failures], now: float, clock: float) -> dict[str, Any]:
-    """What gateways tell callers of functions that wait for their next try; `clock` is the wall clock at `now`."""
+def failing_functions(decision: Decision, now: float, clock: float) -> dict[str, Any]:
+    """What gateways tell callers of functions that wait for their next try; `clock` is the wall clock at `now`. While a
+    proven version serves for one that fails, only its own failures keep callers waiting."""
+    own = {name: known for name, known in decision.failures.items() if name not in decision.served}
+    versions = {name: known.version for name, known in decision.failures.items()}
     return {
         name: {
-            "version": failed.version,
+            "version": versions[name],
             "count": failed.count,
             "error": dict(failed.error or {}),
             "retry_at": clock + failed.retry_at - now,
         }
-        for name, failed in failures.items()
+        for name, failed in {**own, **decision.proven_failures}.items()
         if failed.count and failed.retry_at > now
     }
 
 
-def merge(decision: Decision, wanted: Wanted, specs: Mapping[str, FunctionSpec]) -> Wanted:
+def merge(decision: Decision, wanted: Wanted, view: View) -> Wanted:
     """The records of the replicas to keep, plus new ones for those to add."""
     after: Wanted = {}
     for replica in decision.keep:
@@ -182,15 +211,24 @@ def merge(decision: Decision, wanted: Wanted, specs: Mapping[str, FunctionSpec])
         after.setdefault(replica.host, {})[replica.id] = record
         if replica.id in decision.drain and not record.get("draining"):
             after[replica.host][replica.id] = {**record, "draining": True}
-    for function, host, device in decision.add:
-        record = {
-            "spec": specs[function].to_dict(),
-            "device": device,
-            "failed_before": decision.failures.get(function, Failures()).count,
-            "relieves": any(kept.function == function and kept.state == "ready" for kept in decision.keep),
-        }
+    added = [({**view.specs, **decision.served}, each) for each in decision.add]
+    for specs, (function, host, device) in [*added, *((view.specs, each) for each in decision.trials)]:
+        record = new_record(specs[function], device, decision, view)
         after.setdefault(host, {})[f"{function}-{uuid.uuid4().hex[:6]}"] = record
     return after
+
+
+def new_record(spec: FunctionSpec, device: str, decision: Decision, view: View) -> dict[str, Any]:
+    """`relieves`: others serve the jobs that wait, or can be woken to, should this one fail to start."""
+    failures = decision.proven_failures if decision.served.get(spec.name) == spec else decision.failures
+    proven = view.proven.get(spec.name, spec)
+    serving = any(kept.function == spec.name and kept.state == "ready" for kept in decision.keep)
+    return {
+        "spec": spec.to_dict(),
+        "device": device,
+        "failed_before": failures.get(spec.name, Failures()).count,
+        "relieves": serving or proven.version != spec.version,
+    }
 
 
 def summary(wanted: Wanted) -> str:

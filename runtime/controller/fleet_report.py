@@ -1,4 +1,5 @@
-"""What the controller tells gateways and people about hosts: pools, hosts, and why functions wait for them."""
+"""What the controller tells gateways and people about hosts: pools, hosts, why functions wait for them, and
+which versions fail to start."""
 
 import time
 from collections.abc import Mapping
@@ -6,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from stoker.queue.cluster import Cluster, Host
+from stoker.runtime.controller.policy_rollout import Rollout
 from stoker.runtime.controller.policy_state import Reason
 from stoker.runtime.controller.provider import Fleet
 
@@ -16,7 +18,9 @@ WANTS_HOST = {"host_booting", "no_capacity", "no_fitting_pool", "max_hosts"}
 Report = dict[str, Any]
 
 
-def fleet_report(fleet: Fleet, hosts: Mapping[str, Host], reasons: Mapping[str, Reason]) -> Report:
+def fleet_report(
+    fleet: Fleet, hosts: Mapping[str, Host], reasons: Mapping[str, Reason], rollouts: Mapping[str, Rollout]
+) -> Report:
     """A host that reports without being listed by any pool is shown too: it has state "unlisted"."""
     listed = {machine.id: machine for machine in fleet.machines}
     rows = [host_row(machine.id, machine.pool, machine.state, hosts.get(machine.id)) for machine in fleet.machines]
@@ -26,6 +30,7 @@ def fleet_report(fleet: Fleet, hosts: Mapping[str, Host], reasons: Mapping[str, 
         "pools": [dict(row) for row in fleet.report],
         "hosts": rows,
         "reasons": {name: reason_row(reason, fleet.trouble) for name, reason in reasons.items()},
+        "rollouts": {name: asdict(rollout) for name, rollout in rollouts.items()},
         "trouble": fleet.trouble,
     }
 

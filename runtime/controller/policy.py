@@ -24,7 +24,8 @@ from stoker.runtime.controller.policy_hosts import (
 )
 from stoker.runtime.controller.policy_memory import price_per_h, remember
 from stoker.runtime.controller.policy_reasons import Case, explain
-from stoker.runtime.controller.policy_replicas import Plan, Situation, plan
+from stoker.runtime.controller.policy_replicas import Plan, Situation
+from stoker.runtime.controller.policy_rollout import Trial, fallbacks, on_trial, plan_beside, trial_name
 from stoker.runtime.controller.policy_state import Decision, Demand, Failures, Machine, Memory, Outlook, Timing, View
 from stoker.runtime.spec import FunctionSpec
 
@@ -35,37 +36,54 @@ Wanted = dict[str, dict[str, dict[str, Any]]]
 
 
 def decide(view: View) -> Decision:
-    failures, before = remember_failures(view), view.memory
-    view = replace(view, memory=remember(view))
+    failures = remember_failures(view)
+    served = fallbacks(view, failures)
+    if not served:
+        return settle(view, {}, failures)
+    trials = {name: Trial(view.specs[name], failures[name].retry_at) for name in served}
+    proven_failures = remember_failures(replace(view, specs=served, failures=view.proven_failures))
+    decision = settle(replace(view, specs={**view.specs, **served}), trials, {**failures, **proven_failures})
+    return replace(decision, failures=failures, served=served, proven_failures=proven_failures)
+
+
+def settle(view: View, trials: Mapping[str, Trial], failures: Mapping[str, Failures]) -> Decision:
+    """`view.specs` are the versions that serve; the newest one, where it is another, is in `trials`."""
+    before, view = view.memory, replace(view, memory=remember(view))
     free, prices = spots(view, view.placed), replica_prices(view)
     at = {name: situation(view, before, spec, free) for name, spec in view.specs.items()}
     placed = {name: tuple(r for r in view.placed if r.function == name and r.host in view.hosts) for name in view.specs}
-    plans = {name: plan(at[name], placed[name], prices, failures.get(name, Failures())) for name in view.specs}
+    failed = {name: failures.get(name, Failures()) for name in view.specs}
+    trying = {name: on_trial(trial.spec, placed[name], prices) for name, trial in trials.items()}
+    plans = {name: plan_beside(trying.get(name, ()), at[name], placed[name], prices, failed[name]) for name in at}
     keep = tuple(replica for each in plans.values() for replica in each.keep)
-    add, unplaced = place(view, keep, [name for name, each in plans.items() for _ in range(each.missing)])
-    ordered, awaited = order(view, unplaced)
-    empty = empty_since(view, {replica.host for replica in keep} | {host for _, host, _ in add})
+    due = {trial_name(n): t.spec for n, t in trials.items() if not trying[n] and t.is_due(view.now, plans[n])}
+    seating = replace(view, specs={**view.specs, **due}) if due else view
+    missing = [name for name, each in plans.items() for _ in range(each.missing)]
+    seated, unplaced = place(seating, keep, [*missing, *due])
+    ordered, awaited = order(seating, unplaced)
+    empty = empty_since(view, {replica.host for replica in keep} | {host for _, host, _ in seated})
     going = retired(view, ordered, empty)
     cases = {
-        name: Case(at[name], plans[name], unplaced.count(name), failures.get(name, Failures()))
+        name: Case(at[name], plans[name], unplaced.count(name), failed[name])
         for name in view.specs
         if at[name].demand.queued
     }
     return Decision(
         keep,
-        add,
+        tuple(each for each in seated if each[0] not in due),
         failures,
         drain=tuple(id for each in plans.values() for id in each.drain),
         hosts={fleet.pool.name: fleet.count - left(fleet, going) for fleet in ordered},
         retire=tuple(machine.id for machine in going),
         reasons={name: explain(view, case, ordered) for name, case in cases.items()},
-        actions=tuple(actions(view, plans, add, ordered, going)),
-        memory=replace(
-            view.memory,
-            outlooks={name: replace(p.count.outlook, awaited=awaited.count(name)) for name, p in plans.items()},
-            empty=empty,
-        ),
+        actions=tuple(actions(view, plans, seated, ordered, going)),
+        memory=replace(view.memory, outlooks=outlooks_after(plans, awaited), empty=empty),
+        trials=tuple((due[name].name, host, device) for name, host, device in seated if name in due),
     )
+
+
+def outlooks_after(plans: Mapping[str, Plan], awaited: list[str]) -> dict[str, Outlook]:
+    return {name: replace(each.count.outlook, awaited=awaited.count(name)) for name, each in plans.items()}
 
 
 def situation(view: View, before: Memory, spec: FunctionSpec, free: list[Spot]) -> Situation:
@@ -87,7 +105,8 @@ def situation(view: View, before: Memory, spec: FunctionSpec, free: list[Spot]) 
 
 def coming(view: View, at: Situation) -> list[float]:
     """Seconds until each starting replica is ready; those without a host get the hosts that booted longest so far."""
-    loading = [r for r in view.placed if r.function == at.spec.name and r.starting and not r.draining]
+    mine = (r for r in view.placed if r.function == at.spec.name and r.version == at.spec.version)
+    loading = [r for r in mine if r.starting and not r.draining]
     found = [max(0.0, at.load_s - (at.now - view.memory.loading.get(r.id, at.now))) for r in loading]
     booting = sorted(view.memory.pending.values())[: at.outlook.awaited]
     found += [at.load_s + max(0.0, at.reboot_s - (at.now - since)) for since in booting]
@@ -127,7 +146,7 @@ def remember_failures(view: View) -> dict[str, Failures]:
         known = known if known.version == spec.version else Failures(spec.version)
         if replica.state == "failed":
             memory[replica.function] = replace(count_failure(known, view.now), error=replica.error)
-        elif replica.state == "ready" and known.count and view.now >= known.retry_at:
+        elif replica.proves and known.count and view.now >= known.retry_at:
             memory[replica.function] = Failures(spec.version)
     return memory
 

@@ -40,7 +40,8 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A replica as its host reports it ("unseen" until the host does). `draining`: it was told to take no new work."""
+    """A replica as its host reports it ("unseen" until the host does). `draining`: it was told to take no new work;
+    `settled`: nothing of its start can fail any more once it is ready."""
 
     id: str
     function: str
@@ -52,10 +53,16 @@ class Placed:
     born: str = ""
     inflight: int = 0
     draining: bool = False
+    settled: bool = True
 
     @property
     def starting(self) -> bool:
         return self.state in STARTING
+
+    @property
+    def proves(self) -> bool:
+        """That its version can start."""
+        return self.state == "ready" and self.settled
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +183,9 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Everything a decision depends on. `hosts` maps live host ids to their devices; `now` is in seconds."""
+    """Everything a decision depends on. `hosts` maps live host ids to their devices; `now` is in seconds. `proven`: the
+    version of each function that was ready last; `proven_failures`: its own failed starts while it serves for a newer
+    one."""
 
     now: float
     specs: Mapping[str, FunctionSpec]
@@ -189,6 +198,8 @@ class View:
     machines: tuple[Machine, ...] = ()
     memory: Memory = field(default_factory=Memory)
     rules: Rules = field(default_factory=Rules)
+    proven: Mapping[str, FunctionSpec] = field(default_factory=dict)
+    proven_failures: Mapping[str, Failures] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +215,8 @@ class Reason:
 class Decision:
     """Replicas to keep, replicas to add (function, host, device), and the memory for the next decision. `drain`: ids
     of kept ones that must take no new work; `hosts`: good hosts wanted of each pool; `retire`: hosts, without a
-    replica, to give back; `actions`: one sentence for each change."""
+    replica, to give back; `actions`: one sentence for each change. `served`: by function, the proven version that `add`
+    means because the newest fails to start, and which is tried again in `trials`."""
 
     keep: tuple[Placed, ...]
     add: tuple[tuple[str, str, str], ...]
@@ -215,3 +227,6 @@ class Decision:
     reasons: Mapping[str, Reason] = field(default_factory=dict)
     actions: tuple[str, ...] = ()
     memory: Memory = field(default_factory=Memory)
+    served: Mapping[str, FunctionSpec] = field(default_factory=dict)
+    trials: tuple[tuple[str, str, str], ...] = ()
+    proven_failures: Mapping[str, Failures] = field(default_factory=dict)

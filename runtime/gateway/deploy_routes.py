@@ -46,9 +46,18 @@ class BundleObject(TypedDict):
     bytes: int
 
 
+class RolloutObject(TypedDict):
+    """A `version` that fails to start, the older one that is `serving` meanwhile (null: none), and the last error."""
+
+    version: str
+    serving: str | None
+    error: str
+
+
 class FunctionObject(TypedDict):
     """`replicas` counts this function's replicas by state; `spec` is what was deployed. `owner` is the tenant that
-    deployed it, "" for the operator's, which all tenants share."""
+    deployed it, "" for the operator's, which all tenants share. `rollout` is null unless this version was never ready
+    and fails to start."""
 
     object: Literal["function"]
     name: str
@@ -58,6 +67,7 @@ class FunctionObject(TypedDict):
     queued: int
     running: int
     replicas: dict[str, int]
+    rollout: RolloutObject | None
     spec: dict[str, Any]
 
 
@@ -257,5 +267,14 @@ def function_object(spec: FunctionSpec, view: Snapshot) -> FunctionObject:
         "queued": backlog.queued + backlog.delayed,
         "running": backlog.running,
         "replicas": {state: states.count(state) for state in sorted(set(states))},
+        "rollout": rollout_object(spec, view),
         "spec": {**spec.to_dict(), "name": short_name(spec.name)},
     }
+
+
+def rollout_object(spec: FunctionSpec, view: Snapshot) -> RolloutObject | None:
+    """What was reported of an earlier version says nothing of this one."""
+    told = view.fleet.get("rollouts", {}).get(spec.name)
+    if not told or told["version"] != spec.version:
+        return None
+    return {"version": told["version"], "serving": told["serving"] or None, "error": told["error"]}

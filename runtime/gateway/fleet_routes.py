@@ -44,18 +44,20 @@ class PoolObject(TypedDict):
 
 
 class Fleet(TypedDict):
-    """`reasons`: what functions with waiting jobs wait for; `trouble`: why pools can't be asked just now."""
+    """`reasons`: what functions with waiting jobs wait for; `rollouts`: which versions fail to start, and what serves
+    instead; `trouble`: why pools can't be asked just now."""
 
     object: Literal["fleet"]
     hosts: list[HostObject]
     pools: list[PoolObject]
     reasons: dict[str, dict[str, Any]]
+    rollouts: dict[str, dict[str, Any]]
     trouble: str
 
 
 async def list_hosts(incoming: Incoming) -> Response:
     report = (await incoming.gateway.view.snapshot()).fleet
-    silent = {"hosts": [], "pools": [], "reasons": {}, "trouble": "no controller has reported lately"}
+    silent = {"hosts": [], "pools": [], "reasons": {}, "rollouts": {}, "trouble": "no controller has reported lately"}
     return Json({"object": "fleet", **(report or silent)})
 
 
