@@ -196,6 +196,10 @@ class LlmReplica(Replica):
             for claim in await self.claim(free):
                 self._begin(claim)
 
+    def settled(self) -> bool:
+        """Requests are taken before all weights have come."""
+        return self._arriving is not None and succeeded(self._arriving)
+
     def free(self) -> int:
         return self.spec.model.max_seqs - len(self.held)
 

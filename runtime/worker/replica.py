@@ -40,7 +40,7 @@ class StartFailed(Exception):
 @dataclass(frozen=True, slots=True)
 class Start:
     """Why a replica is started: how many of its version failed to start before it, in a row; and whether it is to
-    relieve an older version that still serves."""
+    relieve another version, which serves on, or is woken, should this start fail."""
 
     failed_before: int = 0
     relieves: bool = False
@@ -102,6 +102,10 @@ class Replica(ABC):
     def progress(self) -> tuple[int, int]:
         """Bytes loaded and bytes in all."""
         return 0, 0
+
+    def settled(self) -> bool:
+        """Whether nothing of the start can fail any more, once the replica is ready."""
+        return True
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
@@ -245,6 +249,7 @@ class Replica(ABC):
             "function": self.spec.name,
             "version": self.spec.version,
             "state": self.state,
+            "settled": self.settled(),
             "loaded_bytes": loaded,
             "total_bytes": total,
             "inflight": len(self.held),
@@ -294,13 +299,16 @@ class Replica(ABC):
 
     async def _fail_waiting(self, error: Record) -> None:
         """A load that fails uses up one attempt of every job that waited for it, so that none waits for ever. After
-        several failures in a row nobody is made to wait through more of them. An older version that still serves is
-        left to do so."""
+        several failures in a row nobody is made to wait through more of them. Where another version serves, or can be
+        woken to, the jobs are left to it."""
         log.error("replica %s of %s failed to start: %s", self.id, self.spec.name, error["message"])
         self.state, self.error = "failed", error
         for claim in list(self.held.values()):
             self.abort(claim.job_id)
-            self.fail(claim, error, retry=self._start.failed_before + 1 < MANY_FAILURES)
+            if self._start.relieves:
+                self._give_back(claim)
+            else:
+                self.fail(claim, error, retry=self._start.failed_before + 1 < MANY_FAILURES)
         for claim in [] if self._start.relieves else await insist(lambda: self.claimer.claim(1000), PATIENCE_S):
             self.hold(claim)
             self.fail(claim, error, retry=self._start.failed_before + 1 < MANY_FAILURES)
