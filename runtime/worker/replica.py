@@ -61,7 +61,7 @@ class Replica(ABC):
         self.outbox = Outbox(host.broker, spec.name, self.lose)
         self.claimer = host.claimer(spec.name)
         self._claimed_ns: dict[str, int] = {}
-        self._busy = BusyShare()
+        self._share = BusyShare()
         self._untold_start_ms = 0.0
         self._ready_at = 0.0
         self._grace_ends = math.inf
@@ -207,7 +207,7 @@ class Replica(ABC):
     def hold(self, claim: Claim) -> None:
         self.held[claim.job_id] = claim
         self._claimed_ns[claim.job_id] = time.monotonic_ns()
-        self._busy.begin(claim.job_id)
+        self._share.begin(claim.job_id)
 
     async def room(self) -> int:
         """Waits until there is room for a job; 0: the replica stops."""
@@ -349,7 +349,7 @@ class Replica(ABC):
             "attempt": claim.attempt,
             "queue_ms": claim.claimed_ms - claim.enqueued_ms,
             "run_ms": (time.monotonic_ns() - claimed) / 1e6,
-            "busy_ms": self._busy.end(claim.job_id) * 1000,
+            "busy_ms": self._share.end(claim.job_id) * 1000,
             "start_ms": start_ms,
             "cold_start_ms": self._cold_start_ms(claim),
             "prompt_tokens": 0,
