@@ -1,8 +1,11 @@
 """What users write: an App with functions and models in it, and a client that calls deployed ones."""
 
+import contextlib
 import functools
 import inspect
+import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
@@ -14,8 +17,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+LONGEST_PAUSE_S = 1.0
+SCALARS: dict[str, tuple[type, ...]] = {"int": (int, float), "float": (int, float), "str": (str,), "bool": (bool,)}
 
-__all__ = ["SLO", "App", "Batch", "Client", "Function", "StokerError"]
+__all__ = ["SLO", "App", "Batch", "Client", "Function", "StokerError", "Unreachable"]
 
 
 class Function(Generic[P, R]):
@@ -140,7 +145,7 @@ class App:
 
 
 class InvalidInput(TypeError):
-    """An input doesn't fit the function's parameters."""
+    """An input can't be sent, or doesn't fit the function's parameters."""
 
 
 def call(body: Callable[..., Any], value: Any) -> Any:
@@ -150,6 +155,7 @@ def call(body: Callable[..., Any], value: Any) -> Any:
     """
     signature = inspect.signature(body)
     if len(signature.parameters) == 1:
+        check_only(next(iter(signature.parameters.values())), value)
         return body(value)
     fields = {} if value is None else value
     if not isinstance(fields, dict):
@@ -159,6 +165,20 @@ def call(body: Callable[..., Any], value: Any) -> Any:
     except TypeError as error:
         raise InvalidInput(f"{takes(signature)}: {error}") from None
     return body(*bound.args, **bound.kwargs)
+
+
+def check_only(parameter: inspect.Parameter, value: Any) -> None:
+    """A parameter that is annotated as a number, text or bool gets no other value; any number is a number."""
+    annotation = parameter.annotation
+    kind = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    fits = SCALARS.get(kind)
+    defaulted = value is None and parameter.default is not parameter.empty
+    if fits is None or defaulted or parameter.kind is parameter.VAR_POSITIONAL or isinstance(value, fits):
+        return
+    name = parameter.name
+    field = isinstance(value, dict) and value.keys() == {name} and isinstance(value[name], fits)
+    advice = f"send {json.dumps(value[name])}, not {json.dumps(value)}" if field else f"not {type(value).__name__}"
+    raise InvalidInput(f"this function's only parameter '{name}' ({kind}) gets the whole body: {advice}")
 
 
 def takes(signature: inspect.Signature) -> str:
@@ -181,6 +201,13 @@ class StokerError(Exception):
         self.param = error.get("param")
 
 
+class Unreachable(StokerError):
+    """No gateway answers at the client's address; `status` is 0."""
+
+    def __init__(self, url: str, why: Exception) -> None:
+        super().__init__(0, {"message": f"no gateway answers at {url} ({why or type(why).__name__})"})
+
+
 class Client:
     """Talks to a gateway over HTTP. `url` and `api_key` default to STOKER_URL and STOKER_API_KEY."""
 
@@ -188,6 +215,7 @@ class Client:
         base = url or os.environ.get("STOKER_URL", DEFAULT_URL)
         key = api_key or os.environ.get("STOKER_API_KEY", "")
         headers = {"authorization": f"Bearer {key}"} if key else {}
+        self.url = base
         self._http = httpx.Client(base_url=base, headers=headers, timeout=timeout)
 
     def __enter__(self) -> "Client":
@@ -200,21 +228,44 @@ class Client:
         self._http.close()
 
     def request(self, method: str, path: str, **options: Any) -> Any:
-        """The decoded JSON body. Raises StokerError for an error answer."""
-        return decoded(self._http.request(method, path, **options))
+        """The decoded JSON body. Raises StokerError for an error answer, and Unreachable when there is none."""
+        with self._reaching():
+            return decoded(self._http.request(method, path, **options))
 
     def invoke(self, function: str, value: Any = None, *, idempotency_key: str = "") -> Any:
         """Runs `function` and waits for its result."""
-        headers = {"idempotency-key": idempotency_key} if idempotency_key else {}
-        return self.request("POST", f"/v1/functions/{function}", json=value, headers=headers)
+        return self.request("POST", f"/v1/functions/{function}", **body_of(value, idempotency_key))
 
     def submit(self, function: str, value: Any = None, *, idempotency_key: str = "") -> dict[str, Any]:
         """Queues a job and returns its record at once."""
-        headers = {"idempotency-key": idempotency_key} if idempotency_key else {}
-        return self.request("POST", f"/v1/functions/{function}/jobs", json=value, headers=headers)
+        return self.request("POST", f"/v1/functions/{function}/jobs", **body_of(value, idempotency_key))
+
+    def stream(self, function: str, value: Any = None) -> Iterator[Any]:
+        """The parts that a generator yields, as they come. When its worker is lost, they begin again with the first."""
+        options = body_of(value)
+        options["headers"]["accept"] = "text/event-stream"
+        name = ""
+        for line in self.stream_lines("POST", f"/v1/functions/{function}", **options):
+            field, _, text = line.partition(": ")
+            if field == "data" and not name:
+                yield json.loads(text)
+            elif field == "data" and name == "error":
+                raise StokerError(500, json.loads(text)["error"])
+            name = text if field == "event" else name if line else ""
 
     def job(self, job_id: str) -> dict[str, Any]:
         return self.request("GET", f"/v1/jobs/{job_id}")
+
+    def wait(self, job_id: str, timeout: float = 600.0) -> dict[str, Any]:
+        """The job's record once it has ended, however it did. Raises TimeoutError after `timeout` seconds."""
+        deadline, pause = time.monotonic() + timeout, 0.05
+        while (record := self.job(job_id))["finished_at"] is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"job {job_id} is still {record['state']} after {timeout:g} s")
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+        return record
 
     def cancel(self, job_id: str) -> dict[str, Any]:
         return self.request("DELETE", f"/v1/jobs/{job_id}")
@@ -239,11 +290,31 @@ class Client:
 
     def stream_lines(self, method: str, path: str, **options: Any) -> Iterator[str]:
         """The lines of a streamed answer, keep-alive comments included."""
-        with self._http.stream(method, path, **options) as response:
+        with self._reaching(), self._http.stream(method, path, **options) as response:
             if response.is_error:
                 response.read()
             raise_for_error(response)
             yield from response.iter_lines()
+
+    @contextlib.contextmanager
+    def _reaching(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.TransportError as error:
+            raise Unreachable(self.url, error) from error
+
+
+def body_of(value: Any, key: str = "") -> dict[str, Any]:
+    """Raises InvalidInput for what JSON can't hold."""
+    try:
+        content = json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(
+            f"an input is JSON: None, bool, finite numbers, str, and lists and dicts of them ({error}); "
+            "encode bytes with base64"
+        ) from None
+    headers = {"content-type": "application/json"} | ({"idempotency-key": key} if key else {})
+    return {"content": content, "headers": headers}
 
 
 def decoded(response: httpx.Response) -> Any:

@@ -26,7 +26,7 @@ ALLOWED = {
 # Lines of all files together.
 READ_IN_AN_AFTERNOON = {"engine": 4000, "kernels": 2000}
 # What only people who write their own programs call.
-FOR_USERS = {"stream_lines"}
+FOR_USERS = {"stream", "wait"}
 WORD = re.compile(r"\w+")
 
 

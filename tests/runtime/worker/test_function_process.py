@@ -125,3 +125,38 @@ def test_a_wrong_input_is_the_callers_error_not_the_functions() -> None:
 
 def test_a_missing_module_says_what_to_do() -> None:
     assert "App(include=" in user_error(ModuleNotFoundError("No module named 'helper'", name="helper"))["message"]
+
+
+def seconds_of(seconds: int) -> int:
+    return seconds
+
+
+def text_of(text: "str") -> str:
+    return text
+
+
+@pytest.mark.parametrize(
+    ("body", "value", "advice"),
+    [
+        (seconds_of, {"seconds": 1}, 'send 1, not {"seconds": 1}'),
+        (seconds_of, {"minutes": 1}, "not dict"),
+        (seconds_of, "1", "not str"),
+        (text_of, {"text": "a"}, 'send "a", not {"text": "a"}'),
+        (text_of, None, "not NoneType"),
+    ],
+)
+def test_an_only_parameter_gets_the_whole_body_and_says_so(body: Any, value: Any, advice: str) -> None:
+    _, succeeded, error = run_single(body, ["a", value], silent)
+    assert (succeeded, error["type"], error["code"]) == (False, "invalid_request_error", "invalid_input")
+    assert error["message"].startswith("this function's only parameter ") and error["message"].endswith(advice)
+
+
+def test_an_only_parameter_that_fits_gets_its_value() -> None:
+    def half(x: float = 1.0) -> float:
+        return x
+
+    def anything(x: dict[str, int] | int) -> Any:
+        return x
+
+    assert [call(seconds_of, 2), call(seconds_of, 2.5), call(half, 3), call(half, None)] == [2, 2.5, 3, None]
+    assert [call(anything, 1), call(anything, {"x": 1}), call(lambda x: x, {"x": 1})] == [1, {"x": 1}, {"x": 1}]
