@@ -61,3 +61,15 @@ def test_replicas_spread_over_the_machines(client: Client, tmp_path: Path) -> No
     for gate in gates:
         gate.touch()
     until(lambda: all(client.job(job)["state"] == "succeeded" for job in jobs), "both answers")
+
+
+def test_a_version_that_is_replaced_finishes_what_it_runs(client: Client, tmp_path: Path) -> None:
+    app, gate = tmp_path / "app.py", tmp_path / "gate"
+    job = client.submit("work", str(gate))["id"]
+    until(lambda: client.job(job)["state"] == "running", "the job to run")
+    app.write_text(app.read_text().replace("return gate", "return gate + '!'"))
+    deploy(app, client)
+    assert client.invoke("work", "") == "!", "the new version answers beside it"
+    assert client.job(job)["state"] == "running"
+    gate.touch()
+    assert until(lambda: client.job(job)["state"] == "succeeded" and client.job(job), "its answer")["attempt"] == 1
