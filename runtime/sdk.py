@@ -176,8 +176,9 @@ def check_only(parameter: inspect.Parameter, value: Any) -> None:
     if fits is None or defaulted or parameter.kind is parameter.VAR_POSITIONAL or isinstance(value, fits):
         return
     name = parameter.name
-    field = isinstance(value, dict) and value.keys() == {name} and isinstance(value[name], fits)
-    advice = f"send {json.dumps(value[name])}, not {json.dumps(value)}" if field else f"not {type(value).__name__}"
+    field = value.get(name) if isinstance(value, dict) and len(value) == 1 else None
+    fitting = isinstance(field, fits)
+    advice = f"send {json.dumps(field)}, not {json.dumps(value)}" if fitting else f"not {type(value).__name__}"
     raise InvalidInput(f"this function's only parameter '{name}' ({kind}) gets the whole body: {advice}")
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import shlex
 import signal
 import socket
 import time
@@ -18,8 +19,9 @@ from stoker.queue.client import ServerUnfit, check_server, connect
 from stoker.queue.cluster import Cluster
 from stoker.queue.embedded import EmbeddedValkey
 from stoker.runtime.processes import start_child, stop_child
+from stoker.runtime.sdk import DEFAULT_URL
 from stoker.runtime.secret import kept_secret
-from stoker.runtime.settings import Settings, to_environment
+from stoker.runtime.settings import Settings, from_environment, to_environment
 
 MODULE = "stoker.runtime.cli"
 WATCH_S = 0.1
@@ -55,6 +57,18 @@ async def check_own_server(url: str) -> None:
             await client.aclose()
     except (RedisError, OSError, ValueError, TimeoutError) as error:
         raise ServerUnfit(f"the queue's server {url} can't be used: {error}; see --redis") from error
+
+
+def banner(settings: Settings, url: str, pid: int) -> str:
+    """What to type next, with the data folder and the address where those aren't the ones that are taken anyway."""
+    data = "" if settings.data_dir == from_environment().data_dir else f" --data {shlex.quote(str(settings.data_dir))}"
+    lines = [f"stoker is up at {url}  (pid {pid}, data in {settings.data_dir})"]
+    if url != os.environ.get("STOKER_URL", DEFAULT_URL).rstrip("/"):
+        lines.append(f"other commands find it with: export STOKER_URL={url}")
+    if settings.auth == "keys":
+        lines.append(f"callers need an API key; yours: stoker tenants root-key{data}, others': stoker tenants create")
+    lines.append(f"stop it with: stoker down{data}")
+    return "\n".join(lines)
 
 
 class Child:
@@ -125,9 +139,7 @@ class Supervisor:
         self._controller.start()
         try:
             if await self._ready(stop) and announce:
-                print(f"stoker is up at {self.url}  (pid {os.getpid()}, data in {self._settings.data_dir})", flush=True)
-                if self._settings.auth == "keys":
-                    print("callers need an API key; yours: stoker tenants root-key, others': stoker tenants create")
+                print(banner(self._settings, self.url, os.getpid()), flush=True)
             await stop.wait()
         finally:
             await self._shut_down(watchers)

@@ -147,7 +147,7 @@ class EngineLink:
     async def _bury(self, hello: asyncio.Future[Frame]) -> None:
         process, self._channel, self._process, self.stats = self._process, None, None, {}
         code = await process.wait() if process else None
-        reason = f"engine process ended with {describe_exit(code)}; see {self.log}"
+        reason = f"engine process ended with {describe_exit(code)}; {see(self.log)}"
         if not hello.done():
             hello.set_exception(EngineDied(reason))
             hello.exception()
@@ -181,6 +181,11 @@ def device_environment(device: str) -> dict[str, str]:
 def kernel_environment(folder: Path) -> dict[str, str]:
     """Where Triton keeps what it compiled, and that nothing but the device's code is worth keeping."""
     return {"TRITON_CACHE_DIR": str(folder), "TRITON_STORE_BINARY_ONLY": "1"}
+
+
+def see(log: Path) -> str:
+    """For callers, whom the host's folders don't concern."""
+    return f"see {log.parent.name}/{log.name} in the worker's data folder"
 
 
 def describe_exit(code: int | None) -> str:

@@ -13,7 +13,7 @@ from stoker.runtime.processes import send_signal
 from stoker.runtime.spec import FunctionSpec
 from stoker.runtime.wire import AsyncChannel, ChannelClosed, Frame, socket_pair
 from stoker.runtime.worker.bundles import unpack_bundle
-from stoker.runtime.worker.engine_link import describe_exit, dismiss
+from stoker.runtime.worker.engine_link import describe_exit, dismiss, see
 from stoker.runtime.worker.host import Host
 from stoker.runtime.worker.replica import Record, Replica, Start, StartFailed
 from stoker.runtime.worker.zygote_link import Forked
@@ -171,7 +171,7 @@ class FunctionReplica(Replica):
         code = await self._process.wait() if self._process else None
         error: Record = {
             "type": "function_error",
-            "message": f"the process of function {self.spec.name!r} ended with {describe_exit(code)}; see {self._log}",
+            "message": f"the process of function {self.spec.name!r} ended with {describe_exit(code)}; {see(self._log)}",
             "code": "process_died",
         }
         if not self._ready.done():

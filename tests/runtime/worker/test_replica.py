@@ -18,7 +18,8 @@ from stoker.queue.records import JobState, Limits, NewJob, QueueFull, new_job_id
 from stoker.runtime import payloads
 from stoker.runtime.settings import Settings
 from stoker.runtime.spec import FunctionSpec
-from stoker.runtime.worker.host import Host
+from stoker.runtime.worker.engine_link import see
+from stoker.runtime.worker.host import Host, log_path
 from stoker.runtime.worker.replica import Replica, Start
 
 BIG = pack("x" * payloads.INLINE_LIMIT)
@@ -245,3 +246,8 @@ async def test_a_late_verdict_does_not_touch_the_next_attempt(host: Host) -> Non
     replica.complete(claim, {"value": 1}, {})
     replica.fail(claim, {"message": "late"}, retry=True)
     assert replica.held[job_id].fence == claim.fence + 1
+
+
+def test_a_log_is_named_without_the_hosts_folders(tmp_path: Path) -> None:
+    path = log_path(Settings(tmp_path), "h", "f-1")
+    assert see(path) == "see logs/h-f-1.log in the worker's data folder"
