@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
@@ -61,19 +62,24 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], prose:
     if least_width(headers, texts, prose) > console.width:
         console.print(Text("\n\n".join(as_lines(headers, row) for row in texts), overflow="fold"))
         return
-    table = Table()
-    for header in headers:
-        table.add_column(header, no_wrap=header not in prose, overflow="fold")
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for header, *cells in zip(headers, *texts, strict=True):
+        justify = "right" if cells and all(map(is_number, cells)) else "left"
+        table.add_column(header, justify=justify, no_wrap=header not in prose, overflow="fold")
     for row in texts:
         table.add_row(*map(Text, row))
     console.print(table)
 
 
 def least_width(headers: Sequence[str], rows: Sequence[Sequence[str]], prose: Collection[str]) -> int:
-    """Columns, with three characters of each for the frame and one for its end."""
+    """Columns, each with two characters of space behind it."""
     widths = [max(map(cell_len, cells)) for cells in zip(headers, *rows, strict=True)]
     limits = [PROSE_WIDTH if header in prose else width for header, width in zip(headers, widths, strict=True)]
-    return sum(min(pair) + 3 for pair in zip(widths, limits, strict=True)) + 1
+    return sum(min(pair) + 2 for pair in zip(widths, limits, strict=True))
+
+
+def is_number(cell: str) -> bool:
+    return not cell or cell.replace(".", "", 1).isdecimal()
 
 
 def as_lines(headers: Sequence[str], row: Sequence[str]) -> str:

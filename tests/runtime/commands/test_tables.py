@@ -62,5 +62,14 @@ def test_a_table_that_fits_is_a_table_whose_prose_wraps(monkeypatch: pytest.Monk
     monkeypatch.setitem(PAGES, "/v1/functions/f/dead", {"data": [short], "has_more": False})
     output = printed("jobs", "dead", "f", terminal=True)
     row = next(line for line in output.splitlines() if "f~9~01hzy3k6w8q4" in line)
-    assert row.startswith("│ f~9~01hzy3k6w8q4 │ 3 ") and "the worker was" in row
+    assert row.split()[:2] == ["f~9~01hzy3k6w8q4", "3"] and "the worker was" in row
     assert max(map(len, output.splitlines())) <= 80
+
+
+def test_usage_of_short_names_is_a_table_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {**USAGE, "function": "greet", "jobs": 3, "run_seconds": 12.34, "prompt_tokens": 1000, "cost_usd": 0.01}
+    monkeypatch.setitem(PAGES, "/v1/usage", {"data": [row]})
+    header, _, line = printed("usage", terminal=True).splitlines()
+    assert " ".join(header.split()) == "function jobs failed run s cold s prompt cached output USD USD/1M"
+    assert line.split() == ["greet", "3", "12", "12.3", "1.5", "1000", "100", "0", "0.010000", "10.0000"]
+    assert len(header.rstrip()) <= 80
