@@ -1,3 +1,4 @@
+import asyncio
 import hashlib
 import json
 import shutil
@@ -15,7 +16,7 @@ from stoker.queue.cluster import Cluster
 from stoker.queue.records import JobState
 
 from .conftest import BODY_LIMIT
-from .peers import double, error_of, until_state, worker, write_bundle
+from .peers import Deploy, double, error_of, until_state, worker, write_bundle
 
 
 async def put_bundle(http: httpx.AsyncClient, data: bytes) -> str:
@@ -173,3 +174,27 @@ async def test_bundles_are_checked(http: httpx.AsyncClient, store: ObjectStore, 
     large = await http.put(f"/v1/bundles/{hashlib.sha256(big).hexdigest()}", content=big)
     assert (large.status_code, error_of(large)["code"]) == (413, "request_too_large")
     assert not list(store.list(f"bundles/{SHA}"))
+
+
+async def until_rollout(http: httpx.AsyncClient, name: str, expected: Any) -> None:
+    """What the gateway knows of the cluster is up to a second old."""
+    async with asyncio.timeout(10):
+        while (found := (await http.get(f"/v1/functions/{name}")).json()["rollout"]) != expected:
+            assert found is None or expected is None
+            await asyncio.sleep(0.05)
+
+
+async def test_a_version_that_does_not_start_is_told_with_the_one_that_serves(
+    http: httpx.AsyncClient, cluster: Cluster, deploy: Deploy
+) -> None:
+    name, other = await deploy(version="v2"), await deploy(version="v2")
+    told = {"version": "v2", "serving": "v1", "error": "no such module"}
+    await cluster.report_fleet({"rollouts": {name: told, other: {**told, "serving": ""}}})
+    await until_rollout(http, name, told)
+    await until_rollout(http, other, {**told, "serving": None})
+    listed = {function["name"]: function for function in (await http.get("/v1/functions")).json()["data"]}
+    assert listed[name]["rollout"] == told
+    await cluster.report_fleet({"rollouts": {name: {**told, "version": "v1"}}})
+    await until_rollout(http, other, None)
+    assert (await http.get(f"/v1/functions/{name}")).json()["rollout"] is None, "that was another version"
+    await cluster.report_fleet({})

@@ -20,18 +20,19 @@ from stoker.runtime.settings import Settings
 from stoker.runtime.spec import FunctionSpec
 from stoker.runtime.worker.engine_link import see
 from stoker.runtime.worker.host import Host, log_path
-from stoker.runtime.worker.replica import Replica, Start
+from stoker.runtime.worker.replica import Replica, Start, StartFailed
 
 BIG = pack("x" * payloads.INLINE_LIMIT)
 LEASE_MS = 300
 SPEC = FunctionSpec(name="f", kind="python", version="1")
+NEW = Start()
 
 
 class Holder(Replica):
     """Takes one job at a time and does nothing with it."""
 
-    def __init__(self, host: Host) -> None:
-        super().__init__("r", SPEC, host, Start())
+    def __init__(self, host: Host, start: Start = NEW) -> None:
+        super().__init__("r", SPEC, host, start)
         self.looked = 0
         self.loops = 0
 
@@ -251,3 +252,29 @@ async def test_a_late_verdict_does_not_touch_the_next_attempt(host: Host) -> Non
 def test_a_log_is_named_without_the_hosts_folders(tmp_path: Path) -> None:
     path = log_path(Settings(tmp_path), "h", "f-1")
     assert see(path) == "see logs/h-f-1.log in the worker's data folder"
+
+
+class Broken(Holder):
+    """Takes a job, as a model does while its weights arrive, and fails to start after all."""
+
+    async def load(self) -> None:
+        await self.claim(1)
+        raise StartFailed({"type": "cold_start_error", "message": "shard 2 is missing", "code": "ObjectMissing"})
+
+
+@pytest.mark.parametrize("relieves", [True, False])
+async def test_a_failed_start_leaves_its_jobs_to_another_version_if_there_is_one(host: Host, relieves: bool) -> None:
+    taken, waiting = new_job_id("f"), new_job_id("f")
+    for job_id in (taken, waiting):
+        await enqueue(host, job_id, b"p")
+    replica = Broken(host, Start(failed_before=7, relieves=relieves))
+    replica.start()
+    async with asyncio.timeout(20):
+        while replica.state != "failed" or replica.held:
+            await asyncio.sleep(0.01)
+    await replica.outbox.drained()
+    states = [await state_of(host, job_id) for job_id in (taken, waiting)]
+    assert states == ([JobState.RETRYING, JobState.QUEUED] if relieves else [JobState.FAILED] * 2)
+    claims = await host.broker.claim("f", "older version", 5)
+    assert [(claim.job_id, claim.attempt) for claim in claims] == ([(taken, 1), (waiting, 1)] if relieves else [])
+    await replica.stop(0)
