@@ -72,10 +72,10 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], prose:
 
 
 def least_width(headers: Sequence[str], rows: Sequence[Sequence[str]], prose: Collection[str]) -> int:
-    """Columns, each with two characters of space behind it."""
+    """Columns with two characters of space between them."""
     widths = [max(map(cell_len, cells)) for cells in zip(headers, *rows, strict=True)]
     limits = [PROSE_WIDTH if header in prose else width for header, width in zip(headers, widths, strict=True)]
-    return sum(min(pair) + 2 for pair in zip(widths, limits, strict=True))
+    return sum(min(pair) + 2 for pair in zip(widths, limits, strict=True)) - 2
 
 
 def is_number(cell: str) -> bool:

@@ -15,7 +15,7 @@ prices = typer.Typer(no_args_is_help=True, help="What calls cost (needs a key wi
 SUMS = ("jobs", "failed", "run_seconds", "cold_start_seconds")
 TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 NUMBERS = (*SUMS, *TOKENS, "cost_usd")
-COLUMNS = ("jobs", "failed", "run s", "cold s", "prompt", "cached", "output", "USD", "USD/1M")
+COLUMNS = ("jobs", "failed", "run s", "cold s", "in", "cached", "out", "USD", "USD/1M")
 GROUPS = ("day", "tenant", "function")
 
 

@@ -70,6 +70,6 @@ def test_usage_of_short_names_is_a_table_at_80_columns(monkeypatch: pytest.Monke
     row = {**USAGE, "function": "greet", "jobs": 3, "run_seconds": 12.34, "prompt_tokens": 1000, "cost_usd": 0.01}
     monkeypatch.setitem(PAGES, "/v1/usage", {"data": [row]})
     header, _, line = printed("usage", terminal=True).splitlines()
-    assert " ".join(header.split()) == "function jobs failed run s cold s prompt cached output USD USD/1M"
+    assert " ".join(header.split()) == "function jobs failed run s cold s in cached out USD USD/1M"
     assert line.split() == ["greet", "3", "12", "12.3", "1.5", "1000", "100", "0", "0.010000", "10.0000"]
     assert len(header.rstrip()) <= 80
