@@ -6,6 +6,7 @@ from typing import Any
 from stoker.coldstart.timeline import Row
 
 EPSILON_S = 1e-6
+RESERVING = ("allocate", "register")
 FETCH, UPLOAD, RUN = "fetch weights", "upload weights", "run"
 
 
@@ -39,6 +40,11 @@ def without_waits(row: Row, rows: Sequence[Row]) -> Row:
         return row
     end, start = row.start_s + row.seconds, max(row.start_s, fetch.start_s + fetch.seconds)
     return row._replace(start_s=min(start, end), seconds=max(0.0, end - start))
+
+
+def moved_bytes(row: Row) -> int:
+    """0 for phases whose bytes are the size of memory that they only reserve."""
+    return 0 if row.name.startswith(RESERVING) else row.bytes
 
 
 def bottleneck(rows: Sequence[Row]) -> tuple[str, float] | None:

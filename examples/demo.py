@@ -15,6 +15,8 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from stoker.coldstart.timeline import Row
+from stoker.coldstart.waterfall import moved_bytes
 from stoker.runtime.local import LocalStack
 from stoker.runtime.publishing import push_model
 from stoker.runtime.sdk import Client
@@ -71,10 +73,10 @@ def ask(url: str, question: str) -> str:
 
 
 def show_timeline(client: Client, job_id: str) -> None:
-    grid = Table("phase", "from s", "seconds", "MB", title="cold start")
-    for row in client.job(job_id)["timeline"]:
-        size = f"{row['bytes'] / 1e6:.1f}" if row["bytes"] else ""
-        grid.add_row(row["name"], f"{row['start_s']:.3f}", f"{row['seconds']:.3f}", size)
+    grid = Table("phase", "from s", "seconds", "MB moved", title="cold start")
+    for row in (Row(**phase) for phase in client.job(job_id)["timeline"]):
+        size = f"{moved / 1e6:.1f}" if (moved := moved_bytes(row)) else ""
+        grid.add_row(row.name, f"{row.start_s:.3f}", f"{row.seconds:.3f}", size)
     console.print(grid)
 
 
@@ -95,7 +97,8 @@ def show_how_to_call(url: str) -> None:
         f"""
 [bold]Try[/bold]
   curl {url}/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{"model": "smollm2", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    -d '{{"model": "smollm2", "temperature": 0, "max_tokens": 50,
+         "messages": [{{"role": "user", "content": "Hello!"}}]}}'
   OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY=none  (for the openai client)
 Ctrl-C, or `stoker down` from elsewhere, stops everything.""",
         highlight=False,

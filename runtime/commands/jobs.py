@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from stoker.coldstart.timeline import Row
-from stoker.coldstart.waterfall import bottleneck, trace_events
+from stoker.coldstart.waterfall import bottleneck, moved_bytes, trace_events
 from stoker.runtime.commands.terminal import GATEWAY_URL, ApiKey, AsJson, FunctionName, Url, client_of, print_table
 
 JobId = Annotated[str, typer.Argument(help="The job's id.")]
@@ -47,8 +47,9 @@ def show_timeline(
 
 
 def phase_cells(row: Row) -> tuple[str, ...]:
-    rate = f"{row.bytes / row.seconds / 1e9:.2f}" if row.bytes and row.seconds else ""
-    size = f"{row.bytes / 1e9:.2f}" if row.bytes else ""
+    moved = moved_bytes(row)
+    rate = f"{moved / row.seconds / 1e9:.2f}" if moved and row.seconds else ""
+    size = f"{moved / 1e9:.2f}" if moved else ""
     return row.name, f"{row.start_s:.3f}", f"{row.seconds:.3f}", size, rate, str(row.facts.get("limit", ""))
 
 

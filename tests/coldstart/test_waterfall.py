@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stoker.coldstart.timeline import Row
-from stoker.coldstart.waterfall import bottleneck, critical_path, trace_events
+from stoker.coldstart.waterfall import bottleneck, critical_path, moved_bytes, trace_events
 
 
 def row(name: str, start: float, end: float, **facts: Any) -> Row:
@@ -58,3 +58,10 @@ def test_a_trace_has_every_phase_in_microseconds():
         ("run", 0, 3_000_000, 1),
     ]
     assert json.loads(json.dumps(events)) == events
+
+
+@pytest.mark.parametrize(
+    ("name", "moved"), [("fetch weights", 7), ("upload weights", 7), ("allocate KV cache", 0), ("register ring", 0)]
+)
+def test_reserved_memory_is_not_moved(name: str, moved: int):
+    assert moved_bytes(Row(name, 0.0, 1.0, 7, {})) == moved
