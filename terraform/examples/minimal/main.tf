@@ -34,6 +34,12 @@ variable "allowed_cidrs" {
   description = "IPv4 ranges that may call the gateway."
 }
 
+variable "worker_ami_id" {
+  type        = string
+  default     = null
+  description = "Image of workers; null takes AWS's newest base image with the NVIDIA driver."
+}
+
 module "stoker" {
   source = "../.."
 
@@ -41,6 +47,7 @@ module "stoker" {
   release_dir     = "${path.module}/../../../dist/release"
   certificate_arn = var.certificate_arn
   allowed_cidrs   = var.allowed_cidrs
+  worker_ami_id   = var.worker_ami_id
 
   gpu_pools = {
     l4 = {
