@@ -160,3 +160,9 @@ async def test_proven_versions_outlive_their_controller(cluster: Cluster) -> Non
     assert await cluster.write_proven(leader.candidate, {"f": known.to_dict()})
     assert not await cluster.write_proven("another", {})
     assert readable(await cluster.proven()) == {"f": known}
+
+
+def test_an_older_version_serves_on_until_nothing_of_the_new_start_can_fail() -> None:
+    placed = (replica("old", "v1"), replica("new", "v2", settled=False))
+    decision = decide(view(WORK, *placed, failed=Failures("v2"), proven={}))
+    assert {r.id for r in decision.keep} == {"old", "new"} and decision.drain == ()
