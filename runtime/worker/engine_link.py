@@ -13,7 +13,7 @@ from stoker.coldstart.ring import Ring
 from stoker.runtime.processes import stop_child
 from stoker.runtime.wire import AsyncChannel, ChannelClosed, Frame, socket_pair
 from stoker.runtime.worker.kernel_store import empty_folder
-from stoker.runtime.worker.zygote_link import Forked, ZygoteLink
+from stoker.runtime.worker.zygote_link import Forked, ZygoteLink, start_phases
 
 MODULE = "stoker.runtime.engine.process"
 
@@ -126,8 +126,8 @@ class EngineLink:
         self._hello = asyncio.get_running_loop().create_future()
         self._reader = asyncio.create_task(self._read(self._channel, self._hello))
         hello = await self._hello
-        spawn = {"name": "engine process start", "start_ns": started, "end_ns": time.monotonic_ns()}
-        return {"phases": [spawn, *hello.get("phases", [])]}
+        spawn = start_phases("engine process start", started, self.zygote.ready_ns)
+        return {"phases": [*spawn, *hello.get("phases", [])]}
 
     async def _read(self, channel: AsyncChannel, hello: asyncio.Future[Frame]) -> None:
         try:

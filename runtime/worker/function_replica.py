@@ -16,7 +16,7 @@ from stoker.runtime.worker.bundles import unpack_bundle
 from stoker.runtime.worker.engine_link import describe_exit, dismiss, see
 from stoker.runtime.worker.host import Host
 from stoker.runtime.worker.replica import Record, Replica, Start, StartFailed
-from stoker.runtime.worker.zygote_link import Forked
+from stoker.runtime.worker.zygote_link import Forked, start_phases
 
 MODULE = "stoker.runtime.worker.function_process"
 ABORT_GRACE_S = 2.0
@@ -44,10 +44,11 @@ class FunctionReplica(Replica):
         self.state = "loading"
         with self.timeline.phase("fetch code"):
             folder = await asyncio.to_thread(unpack_bundle, self.host.settings, self.spec.code)
-        with self.timeline.phase("function process start"):
-            await self._spawn(folder)
-            ready = await self._ready
-        self.timeline.extend(ready["phases"])
+        started = time.monotonic_ns()
+        await self._spawn(folder)
+        ready = await self._ready
+        spawn = start_phases("function process start", started, self.host.zygote.ready_ns)
+        self.timeline.extend([*spawn, *ready["phases"]])
 
     async def _spawn(self, folder: Path) -> None:
         sock, fd = socket_pair()

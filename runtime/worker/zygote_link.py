@@ -5,12 +5,13 @@ import itertools
 import os
 import signal
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
 import msgpack
 
-from stoker.coldstart.zygote import EXITED, FORKED, MAX_REQUEST
+from stoker.coldstart.zygote import EXITED, FORKED, MAX_REQUEST, READY
 from stoker.runtime.processes import parent_mark, start_child, stop_child
 
 MODULE = "stoker.runtime.worker.zygote_process"
@@ -48,9 +49,10 @@ class ZygoteGone(OSError):
 
 
 class ZygoteLink:
-    """Starts the zygote early, so that its imports are done when the first worker is wanted."""
+    """Starts the zygote early, so that its imports are done when the first worker is wanted; they were at `ready_ns`."""
 
     def __init__(self, log: Path) -> None:
+        self.ready_ns = 0
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
         self._sock: socket.socket | None = None
@@ -130,7 +132,9 @@ class ZygoteLink:
             self._bury()
 
     def _on_message(self, message: dict[str, Any]) -> None:
-        if message["t"] == FORKED:
+        if message["t"] == READY:
+            self.ready_ns = time.monotonic_ns()
+        elif message["t"] == FORKED:
             child = self._children[message["pid"]] = Forked(message["pid"])
             if not (answer := self._requests.pop(message["id"])).done():
                 answer.set_result(child)
@@ -150,6 +154,14 @@ class ZygoteLink:
             if not answer.done():
                 answer.set_exception(ZygoteGone(f"the zygote died before it answered; see {self._log}"))
         self._requests.clear()
+
+
+def start_phases(name: str, started_ns: int, ready_ns: int) -> list[dict[str, Any]]:
+    """A process's start until now, apart from what it waited for a zygote that was still importing."""
+    forked_ns = max(started_ns, ready_ns)
+    waited = [{"name": "wait for zygote", "start_ns": started_ns, "end_ns": forked_ns}]
+    start = {"name": name, "start_ns": forked_ns, "end_ns": time.monotonic_ns()}
+    return [*(waited if forked_ns > started_ns else []), start]
 
 
 def packed(request: dict[str, Any]) -> bytes:

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from stoker.runtime.worker.zygote_link import KILLED, Forked, ZygoteGone, ZygoteLink
+from stoker.runtime.worker.zygote_link import KILLED, Forked, ZygoteGone, ZygoteLink, start_phases
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -112,3 +113,14 @@ async def test_a_request_to_a_zygote_that_can_not_start_fails(tmp_path: Path, mo
     with pytest.raises(ZygoteGone):
         await link.fork("anything", name="x", env={}, fds=(), log=tmp_path / "child.log")
     await link.close()
+
+
+async def test_what_a_start_waited_for_the_zygote_is_a_phase_of_its_own(zygote: ZygoteLink, tmp_path: Path) -> None:
+    await fork(zygote, tmp_path, "quick", "0")
+    ready = zygote.ready_ns
+    assert 0 < ready < time.monotonic_ns()
+    (start,) = start_phases("engine process start", ready + 5, ready)
+    assert (start["name"], start["start_ns"]) == ("engine process start", ready + 5)
+    wait, start = start_phases("engine process start", ready - 5, ready)
+    assert wait == {"name": "wait for zygote", "start_ns": ready - 5, "end_ns": ready}
+    assert (start["start_ns"], start["end_ns"] > ready) == (ready, True)
