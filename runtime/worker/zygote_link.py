@@ -49,7 +49,7 @@ class ZygoteGone(OSError):
 
 
 class ZygoteLink:
-    """Starts the zygote early, so that its imports are done when the first worker is wanted; they were at `ready_ns`."""
+    """Starts the zygote early, so that its imports are done (at `ready_ns`) when the first worker is wanted."""
 
     def __init__(self, log: Path) -> None:
         self.ready_ns = 0
