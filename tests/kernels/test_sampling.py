@@ -91,8 +91,11 @@ def test_every_filter(run, vocab, dtype):
 FLAT = [Row(top_p=0.9, seed=1), Row(top_k=3000, seed=2), Row(top_k=3000, top_p=0.5, seed=3), Row(min_p=0.01, seed=4)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("spread", [0.0, 0.1, 1.0], ids=["equal", "flat", "normal"])
+@pytest.mark.parametrize(
+    ("spread", "dtype"),
+    [(0.0, torch.float32), (0.1, torch.bfloat16), (1.0, torch.float32)],
+    ids=["equal", "flat", "normal"],
+)
 def test_more_survivors_than_a_list_holds(run, spread, dtype):
     check(run, (torch.randn(len(FLAT), 9000) * spread).to(dtype), FLAT)
 
