@@ -131,6 +131,7 @@ async def test_tools_that_are_refused(client: openai.AsyncOpenAI, model: str, fi
 
 
 async def test_a_model_without_tools_in_its_template_says_so(client: openai.AsyncOpenAI, chat_model: str) -> None:
-    with pytest.raises(openai.BadRequestError, match="has no tool calls .those of Qwen2.5, Qwen3 and Llama 3.x have") as caught:
+    message = "has no tool calls .those of Qwen2.5, Qwen3 and Llama 3.x have"
+    with pytest.raises(openai.BadRequestError, match=message) as caught:
         await client.chat.completions.create(model=chat_model, messages=MESSAGES, tools=TOOLS)
     assert (caught.value.param, caught.value.code) == ("tools", "unsupported_parameter")
