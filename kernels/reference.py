@@ -132,8 +132,8 @@ def full_attention(
     """Every token sees its whole sequence: q, k, v [T, H, D], query_start i32[S + 1] with T at its end -> [T, H, D]."""
     out = torch.empty_like(q)
     for start, stop in pairwise(query_start.tolist()):
-        own = (part[start:stop].transpose(0, 1)[None] for part in (q, k, v))
-        out[start:stop] = F.scaled_dot_product_attention(*own, scale=scale)[0].transpose(0, 1)
+        own_q, own_k, own_v = (part[start:stop].transpose(0, 1)[None] for part in (q, k, v))
+        out[start:stop] = F.scaled_dot_product_attention(own_q, own_k, own_v, scale=scale)[0].transpose(0, 1)
     return out
 
 
