@@ -140,7 +140,9 @@ def strike(victim: psutil.Process, number: signal.Signals) -> None:
     os.kill(victim.pid, number)
     if number is signal.SIGSTOP:
         time.sleep(LEASE_MS / 1000 * 1.5)
-        os.kill(victim.pid, signal.SIGCONT)
+        # It may have been given up for dead, and killed, meanwhile.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim.pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
