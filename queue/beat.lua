@@ -1,4 +1,4 @@
--- uses: allow-oom | common jobs outbox lanes leaving finish
+-- uses: allow-oom | common jobs chunks outbox lanes leaving finish
 -- ARGV: worker, lease ms, then id, fence for each held job. Renews; answers id, reason for each lost one.
 local lease = NOW + tonumber(ARGV[2])
 local REASONS = { cancelled = 'cancelled', timed_out = 'timed_out' }

@@ -3,13 +3,17 @@
 import asyncio
 import random
 import secrets
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from itertools import chain
+from typing import Any, cast
 
+import msgpack
 from redis.asyncio import Redis
 
 from stoker.queue import keys, replies
+from stoker.queue.intake import Intake
 from stoker.queue.records import (
     Backlog,
     Claim,
@@ -33,22 +37,25 @@ from stoker.queue.scripts import Argument, Scripts
 CLAIM_LIMIT = 512
 TICK_BOUND = 100
 DEAD_LETTER_PAGE = 1000
+SETTLED = {answer.encode(): answer for answer in Settled}
 BACKOFF_BASE_MS = 250
 BACKOFF_CAP_MS = 30_000
 
 
 class ClaimTicket:
     """Names one claim, so that asking again after a lost reply gets the same jobs and not more of them. `standing`: the
-    number of the last claim, if it stands at the server and its job has not come."""
+    number of the last claim, if it stands at the server and its jobs have not come; `room`: for how many it stands."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
         self.origin = secrets.token_hex(6)
         self.number = 0
         self.standing: int | None = None
+        self.room = 0
 
-    def answered(self, *, stands: bool) -> None:
+    def answered(self, *, stands: bool, room: int) -> None:
         self.standing = self.number if stands else None
+        self.room = room
         self.number += 1
 
 
@@ -71,18 +78,34 @@ class Broker:
         self._redis = client
         self._scripts = Scripts(client)
         self._backoff = (backoff_base_ms, backoff_cap_ms)
+        self._intake = Intake(self._store)
         self._registered: set[str] = set()
         self._tickets: dict[tuple[str, str], ClaimTicket] = {}
 
     async def enqueue(self, job: NewJob) -> Enqueued:
         """Raises QueueFull or IdempotencyMismatch; then nothing was stored."""
-        listed = await self._register(job.function)
-        reply = await self._scripts.run("enqueue", job.function, enqueue_arguments(job, listed))
-        if reply[0] == b"unlisted":
-            self._registered.discard(job.function)
-            await self._register(job.function)
-            reply = await self._scripts.run("enqueue", job.function, enqueue_arguments(job))
-        return replies.enqueued(reply)
+        return replies.enqueued(job.id, await self._intake.put(job))
+
+    def _store(self, function: str, jobs: Sequence[NewJob]) -> Awaitable[list[Any]]:
+        """Sent at once when nothing has to come before. Raises what makes no bytes of a job."""
+        sent = None
+        if function in self._registered:
+            sent = self._scripts.begin("enqueue", function, enqueue_arguments(jobs, listed=False))
+        return self._stored(function, jobs, sent)
+
+    async def _stored(self, function: str, jobs: Sequence[NewJob], sent: Awaitable[Any] | None) -> list[Any]:
+        if sent is None:
+            listed = await self._register(function)
+            sent = self._scripts.run("enqueue", function, enqueue_arguments(jobs, listed))
+        answers = await sent
+        unlisted = [place for place, answer in enumerate(answers) if answer == [b"unlisted"]]
+        if unlisted:
+            self._registered.discard(function)
+            await self._register(function)
+            rest = enqueue_arguments([jobs[place] for place in unlisted])
+            for place, answer in zip(unlisted, await self._scripts.run("enqueue", function, rest), strict=True):
+                answers[place] = answer
+        return answers
 
     async def claim(self, function: str, worker: str, limit: int) -> list[Claim]:
         """Up to `limit` jobs of one batch key, the least-served tenant first. Never blocks."""
@@ -93,30 +116,41 @@ class Broker:
             return await self.claim_with(ticket, function, worker, limit)
 
     async def claim_with(
-        self, ticket: ClaimTicket, function: str, worker: str, limit: int, stand_ms: int = 0
+        self,
+        ticket: ClaimTicket,
+        function: str,
+        worker: str,
+        limit: int,
+        stand_ms: int = 0,
+        lowest: int = -1,
+        but: Collection[str] = (),
     ) -> list[Claim]:
-        """Like `claim`, one call at a time per ticket; a claim without work stands for `stand_ms` (see Claimer)."""
-        unheard = "" if ticket.standing is None else ticket.standing
-        rest: list[Argument] = [min(limit, CLAIM_LIMIT), self.lease_ms, stand_ms]
-        rows = await self._scripts.run("claim", function, [worker, ticket.origin, ticket.number, unheard, *rest])
-        ticket.answered(stands=stand_ms > 0 and not rows)
+        """Like `claim`, one call at a time per ticket; a claim without work stands for `stand_ms` (see Claimer). With
+        `lowest`, jobs of the lowest priority are counted apart, up to that many. No jobs of the tenants in `but`."""
+        unheard: tuple[Argument, ...] = ("", "") if ticket.standing is None else (ticket.standing, ticket.room)
+        room = min(limit, CLAIM_LIMIT)
+        rest: list[Argument] = [room, self.lease_ms, stand_ms, min(lowest, CLAIM_LIMIT), packed_names(but)]
+        rows = await self._scripts.run("claim", function, [worker, ticket.origin, ticket.number, *unheard, *rest])
+        ticket.answered(stands=stand_ms > 0 and not rows, room=room)
         return [replies.claim(function, row) for row in rows]
 
     async def beat(self, function: str, worker: str, held: Mapping[str, int]) -> dict[str, str]:
         """Renews the leases of `held` (job id -> fence). Returns the lost ones: "cancelled", "timed_out" or "lost"."""
         if not held:
             return {}
-        pairs = [part for job_id, fence in held.items() for part in (job_id, fence)]
+        pairs = chain.from_iterable(held.items())
         flat = await self._scripts.run("beat", function, [worker, self.lease_ms, *pairs])
         return {job_id.decode(): reason.decode() for job_id, reason in zip(flat[::2], flat[1::2], strict=True)}
 
-    async def emit(self, function: str, emissions: Sequence[Emission]) -> list[str]:
-        """One round trip for all. Returns the ids of jobs that these fences no longer hold."""
-        if not emissions:
-            return []
-        parts = [part for item in emissions for part in (item.job_id, item.fence, item.seq, item.data, item.cost or "")]
-        stale = await self._scripts.run("emit", function, parts)
-        return list(dict.fromkeys(job_id.decode() for job_id in stale))
+    async def unlimit(self, function: str, held: Mapping[str, int]) -> int:
+        """Jobs (id -> fence) that are kept but not run: until the next claim, no limit of a run ends them. Returns how
+        many of them are held."""
+        return await self._scripts.run("unlimit", function, list(chain.from_iterable(held.items())))
+
+    def emit(self, function: str, emissions: Sequence[Emission]) -> Awaitable[list[str]]:
+        """One round trip for all, begun at once if the connection is open. Returns the ids of jobs that these fences no
+        longer hold."""
+        return stale_ids(self._scripts.begin("emit", function, list(chain.from_iterable(emissions))))
 
     async def done(self, function: str, completions: Sequence[Completion]) -> list[Settled]:
         """Result, terminal event and usage record in one step, for each fence that still holds its job."""
@@ -147,6 +181,10 @@ class Broker:
     async def tick(self, function: str) -> int:
         """Requeues expired leases, applies deadlines, promotes delayed jobs; bounded. Returns how many it touched."""
         return await self._scripts.run("tick", function, [TICK_BOUND])
+
+    async def tick_all(self, functions: Iterable[str] = ()) -> None:
+        """These, and all others that may have a job, in one round trip."""
+        await self._scripts.run_each("tick", sorted({*functions, *await self._functions()}), [TICK_BOUND])
 
     async def job(self, job_id: str) -> Job | None:
         """None: it never existed or its retention has passed."""
@@ -211,9 +249,11 @@ class Broker:
 
     async def functions_with_work(self) -> list[str]:
         """Functions with a queued, delayed or running job."""
-        names = sorted(name.decode() for name in await self._redis.smembers(keys.FUNCTIONS))  # type: ignore[misc]
-        backlogs = await self.backlogs(names)
+        backlogs = await self.backlogs(sorted(await self._functions()))
         return [name for name, row in backlogs.items() if row.queued or row.running or row.delayed]
+
+    async def _functions(self) -> set[str]:
+        return {name.decode() for name in await self._redis.smembers(keys.FUNCTIONS)}  # type: ignore[misc]
 
     async def set_limits(self, function: str, limits: Limits) -> None:
         """Takes effect with the next call. Workers that wait are told when more may run than before."""
@@ -238,7 +278,14 @@ class Broker:
         while await self._scripts.run("purge", function, [TICK_BOUND]):
             pass
         self._registered.discard(function)
+        now = time.time()
+        await self._redis.zremrangebyscore(keys.DELETED, "-inf", now - keys.DELIVERY_KEPT_S)
+        await self._redis.zadd(keys.DELETED, {function: now})
+        await self._redis.expire(keys.DELETED, keys.DELIVERY_KEPT_S)
         await self._redis.srem(keys.FUNCTIONS, function)  # type: ignore[misc]
+        # A job that came in between must be seen by whoever sweeps.
+        if await self._redis.exists(keys.meta(function)):
+            await self._redis.sadd(keys.FUNCTIONS, function)  # type: ignore[misc]
 
     async def _register(self, function: str) -> bool:
         """Before the first job, so that no crash leaves one that the controller's sweep can't see. False when this
@@ -250,33 +297,53 @@ class Broker:
         return True
 
 
-def enqueue_arguments(job: NewJob, listed: bool = True) -> list[Argument]:
+def packed_names(names: Collection[str]) -> bytes:
+    return cast(bytes, msgpack.packb([*names], use_bin_type=False)) if names else b""
+
+
+async def stale_ids(reply: Awaitable[list[bytes]]) -> list[str]:
+    return list(dict.fromkeys(job_id.decode() for job_id in await reply))
+
+
+def enqueue_arguments(jobs: Sequence[NewJob], listed: bool = True) -> list[Argument]:
     """`listed`: the function was just named in the list of functions."""
-    return [
-        job.id,
-        job.tenant,
-        job.payload,
-        job.priority,
-        job.cost,
-        job.batch_key,
-        job.max_attempts,
-        int(job.stream),
-        job.gateway,
-        keys.idempotency_digest(job.tenant, job.idempotency_key),
-        job.request_digest,
-        job.start_within_ms,
-        job.run_within_ms,
-        job.finish_within_ms,
-        job.retention_ms,
-        job.delay_ms,
-        job.weight,
-        int(listed),
-    ]
+    arguments: list[Argument] = [int(listed)]
+    for job in jobs:
+        arguments += (
+            job.id,
+            job.tenant,
+            job.payload,
+            job.priority,
+            job.cost,
+            job.batch_key,
+            job.max_attempts,
+            int(job.stream),
+            job.gateway,
+            job.run_within_ms,
+            job.retention_ms,
+            rare_arguments(job),
+        )
+    return arguments
+
+
+def rare_arguments(job: NewJob) -> bytes:
+    """What most jobs don't have, as the script names it; b"" for a job that has none of it."""
+    values = {
+        "idem": keys.idempotency_digest(job.tenant, job.idempotency_key),
+        "digest": job.request_digest,
+        "start": job.start_within_ms,
+        "finish": job.finish_within_ms,
+        "delay": job.delay_ms,
+        "weight": job.weight if job.weight != 1 else 0,
+        "hook": job.webhook,
+        "route": job.route,
+    }
+    present = {name: value for name, value in values.items() if value}
+    return cast(bytes, msgpack.packb(present, use_bin_type=False)) if present else b""
 
 
 def completion_arguments(item: Completion) -> list[Argument]:
-    cost = "" if item.cost is None else item.cost
-    return [item.job_id, item.fence, item.result, item.usage, item.notes, cost]
+    return [*item[:5], "" if item.cost is None else item.cost]
 
 
 def failure_arguments(item: Failure) -> list[Argument]:
@@ -285,4 +352,4 @@ def failure_arguments(item: Failure) -> list[Argument]:
 
 
 def settled(reply: list[bytes]) -> list[Settled]:
-    return [Settled(answer.decode()) for answer in reply]
+    return [SETTLED[answer] for answer in reply]

@@ -1,4 +1,4 @@
--- uses: allow-oom | common jobs outbox lanes leaving finish
+-- uses: allow-oom | common jobs chunks outbox lanes leaving finish
 -- ARGV: id, reason. Answers the state after the call, or nothing for an unknown job.
 local job = read(ARGV[1])
 if not job then

@@ -1,33 +1,52 @@
--- uses: allow-oom | common jobs outbox lanes leaving finish standing
--- ARGV: worker, origin and number of the ticket, number of a stand that nothing was heard of ('' = none), limit,
--- lease ms, for how many ms the claim stands when there is no work. Answers a row for each claimed job; the same ticket
--- gets the same jobs again.
-local worker, origin, number, unheard = unpack(ARGV, 1, 4)
-local limit, lease_ms, stand_ms = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7])
+-- uses: allow-oom | common jobs chunks outbox lanes leaving finish standing
+-- ARGV: worker, origin and number of the ticket, number of a stand that nothing was heard of ('' = none) and its limit,
+-- limit, lease ms, for how many ms the claim stands when there is no work, how many jobs of the lowest priority may come
+-- on top of the limit, which then isn't for them (-1: it is), and tenants that are passed over (msgpack; '' = none).
+-- Answers a row for each claimed job; the same ticket gets the same jobs again.
+local worker, origin, number, unheard, unheard_room = unpack(ARGV, 1, 5)
+local limit, lease_ms, stand_ms = tonumber(ARGV[6]), ARGV[7], tonumber(ARGV[8])
 local lease = NOW + tonumber(lease_ms)
+local apart, lowest_most, lowest_taken = tonumber(ARGV[9]) >= 0, math.max(tonumber(ARGV[9]), 0), 0
+local others_most = limit
+limit = limit + lowest_most
 -- A priority that was passed over so often, with work waiting, is served next: urgent work comes first, never alone.
 local AGEING = 8
 local DUTIES = 64
 local TENANTS = math.max(limit, 64)
 
-local function answer(job)
+local function row_of(job, payload)
   local chunks = job.stream and job.past and call('XRANGE', Q .. 's:' .. job.id, '-', '+') or {}
   return {
-    job.id, job.tenant, call('GET', Q .. 'p:' .. job.id), tonumber(job.fence), job.attempt, tonumber(job.max),
-    job.stream and 1 or 0, job.gates, tonumber(job.enqueued), tonumber(job.began), tonumber(job.run or 0), chunks,
+    job.id, job.tenant, payload, tonumber(job.fence), job.attempt, tonumber(job.max), job.stream and 1 or 0, job.gates,
+    tonumber(job.enqueued), tonumber(job.began), tonumber(job.run or 0), chunks, tonumber(job.priority),
+    tostring(job.weight or weight_of(job.tenant)),
   }
 end
 
-local function repeat_answer(pairs_claimed)
-  local rows = {}
-  for id, fence in string.gmatch(pairs_claimed, '(%S+) (%S+)') do
-    local job = read(id)
-    if holds(job, fence) then
-      call('ZADD', Q .. 'lease', 'XX', lease, id)
-      rows[#rows + 1] = answer(job)
-    end
+local function answer(jobs)
+  local names, rows = {}, {}
+  for i, job in ipairs(jobs) do
+    names[i] = Q .. 'p:' .. job.id
+  end
+  local payloads = jobs[1] and call('MGET', unpack(names))
+  for i, job in ipairs(jobs) do
+    rows[i] = row_of(job, payloads[i])
   end
   return rows
+end
+
+-- The jobs of a claim have fences in a row.
+local function repeat_answer(first, ids)
+  local held, fence = {}, tonumber(first)
+  for id in string.gmatch(ids, '%S+') do
+    local job = read(id)
+    if holds(job, integer(fence)) then
+      call('ZADD', Q .. 'lease', 'XX', lease, id)
+      held[#held + 1] = job
+    end
+    fence = fence + 1
+  end
+  return answer(held)
 end
 
 local meta = call('HMGET', META, 'fence', 'vtime', 'passes:1', 'passes:2', 'run_limit', 'tenant_run_limit',
@@ -37,12 +56,23 @@ local fence = math.max(tonumber(meta[1] or 0), NOW_US)
 local floor = tonumber(meta[2] or 0)
 local passes = { 0, tonumber(meta[3] or 0), tonumber(meta[4] or 0) }
 local levels, virtual, weights, batch, overdue = {}, {}, {}, nil, false
-local claimed, leases, deadlines, endless = {}, {}, {}, {}
+local queued, claimed, leases, deadlines = 0, {}, {}, {}
+-- Whether jobs may have a deadline from before, and those of the claimed ones that have none any more.
+local timed, endless = false, {}
 local run_most, tenant_run_most = tonumber(meta[5] or 0), tonumber(meta[6] or 0)
+local passed = {}
+if ARGV[#ARGV] ~= '' then
+  for _, name in ipairs(cmsgpack.unpack(ARGV[#ARGV])) do
+    passed[name] = true
+  end
+end
 -- Jobs that run for each tenant, known only where they are limited; whether a limit on them made us leave work.
 local running, held_back = {}, false
 
 local function may_run(name)
+  if passed[name] then
+    return false
+  end
   if tenant_run_most == 0 then
     return true
   end
@@ -125,11 +155,20 @@ local function least_served(level)
   end
 end
 
+local function full(level)
+  if not apart then
+    return false
+  elseif level.index == 3 then
+    return lowest_taken >= lowest_most
+  end
+  return #claimed - lowest_taken >= others_most
+end
+
 local function next_level()
   local chosen
   for i, level in ipairs(levels) do
     local aged = chosen and passes[i] >= AGEING and passes[i] > passes[chosen.index]
-    if not level.spent and (not chosen or aged) then
+    if not level.spent and not full(level) and (not chosen or aged) then
       chosen = level
     end
   end
@@ -152,6 +191,7 @@ local function pick()
     local tenant, id = least_served(level)
     if id then
       pass_over(level)
+      lowest_taken = lowest_taken + (level.index == 3 and 1 or 0)
       return tenant, id
     end
     level.spent = true
@@ -165,7 +205,7 @@ local function set_deadline(job)
   if deadline < math.huge then
     deadlines[#deadlines + 1] = deadline
     deadlines[#deadlines + 1] = job.id
-  else
+  elseif timed then
     endless[#endless + 1] = job.id
   end
 end
@@ -175,6 +215,7 @@ local function serve(tenant, job)
   weights[name] = weights[name] or weight_of(name)
   floor = math.max(floor, virtual[name])
   virtual[name] = virtual[name] + job.cost / weights[name]
+  job.weight = weights[name]
   batch = tenant.lane.batch
   tenant.lane.next = tenant.lane.next + 1
   table.insert(tenant.lane.taken, job.id)
@@ -186,9 +227,8 @@ end
 local function take(tenant, id)
   local job = read(id)
   fence = fence + 1
-  job.fence, job.attempt, job.began = integer(fence), job.attempt + 1, NOW
-  call('HSET', record(id), 'state', 'running', 'fence', job.fence, 'attempt', job.attempt, 'worker', worker,
-    'began', NOW)
+  job.fence, job.attempt, job.began = fence, job.attempt + 1, NOW
+  call('HSET', job.record, 'state', 'running', 'fence', fence, 'attempt', job.attempt, 'worker', worker, 'began', NOW)
   serve(tenant, job)
   set_deadline(job)
   leases[#leases + 1] = lease
@@ -201,8 +241,8 @@ local function leave_lanes()
     for _, tenant in ipairs(level.tenants) do
       local taken = tenant.lane and tenant.lane.taken or {}
       if #taken > 0 then
-        call('ZREM', lane_key(level.priority, tenant.name, batch), unpack(taken))
-        call('ZREM', Q .. 'q', unpack(taken))
+        remove(lane_key(level.priority, tenant.name, batch), taken)
+        remove(Q .. 'q', taken)
         settle_lane(level.priority, tenant.name, batch)
         count_waiting(tenant.name, -#taken)
         count_running(tenant.name, #taken)
@@ -221,33 +261,31 @@ local function commit()
     call('ZADD', Q .. 'dl', unpack(deadlines))
   end
   if #endless > 0 then
-    call('ZREM', Q .. 'dl', unpack(endless))
+    remove(Q .. 'dl', endless)
   end
-  call('HSET', META, 'fence', integer(fence), 'vtime', floor, 'passes:1', passes[2], 'passes:2', passes[3],
+  call('HSET', META, 'fence', fence, 'vtime', floor, 'passes:1', passes[2], 'passes:2', passes[3],
     'active', NOW)
 end
 
 -- Whoever heard the same bell but came too late to it, or waits beside us, finds the rest.
-local function remember(rows)
-  local parts = {}
-  for _, job in ipairs(claimed) do
-    parts[#parts + 1] = ' ' .. job.id .. ' ' .. job.fence
-    rows[#rows + 1] = answer(job)
+local function remember()
+  local ids = {}
+  for i, job in ipairs(claimed) do
+    ids[i] = job.id
   end
-  remember_claim(origin, number, lease_ms, table.concat(parts))
-  if #claimed == limit and call('EXISTS', Q .. 'q') == 1 then
+  remember_claim(origin, number, lease_ms, claimed[1].fence, table.concat(ids, ' '))
+  if #claimed == limit and queued > limit then
     ring()
   end
-  return rows
 end
 
 local function withdraw()
-  call('ZREM', STANDING, standing_entry(origin, number, lease_ms, worker),
-    standing_entry(origin, unheard, lease_ms, worker))
+  call('ZREM', STANDING, standing_entry(origin, number, others_most, lease_ms, worker),
+    standing_entry(origin, unheard, unheard_room, lease_ms, worker))
 end
 
 local function stand()
-  call('ZADD', STANDING, NOW + stand_ms, standing_entry(origin, number, lease_ms, worker))
+  call('ZADD', STANDING, NOW + stand_ms, standing_entry(origin, number, others_most, lease_ms, worker))
   call('PEXPIRE', STANDING, stand_ms)
   call('HSET', META, 'standing', 1)
 end
@@ -255,19 +293,23 @@ end
 if meta[7] then
   withdraw()
 end
-local last_number, last_claimed = string.match(call('GET', claim_of(origin)) or '', '^(%d+) (.*)$')
+local last_number, first, ids = string.match(call('GET', claim_of(origin)) or '', '^(%d+) (%d+) (.*)$')
 if last_number == number then
-  return repeat_answer(last_claimed)
+  return repeat_answer(first, ids)
 elseif last_number == unheard then
-  local rows = repeat_answer(last_claimed)
-  if #rows > 0 then
+  local rows = repeat_answer(first, ids)
+  if rows[1] then
     return rows
   end
 end
-overdue = expire_due(DUTIES) == DUTIES
+timed = call('EXISTS', Q .. 'dl') == 1
+overdue = timed and expire_due(DUTIES) == DUTIES
 promote_due(DUTIES)
-for i, priority in ipairs(PRIORITIES) do
-  open_level(i, priority)
+queued = call('ZCARD', Q .. 'q')
+if queued > 0 then
+  for i, priority in ipairs(PRIORITIES) do
+    open_level(i, priority)
+  end
 end
 if run_most > 0 then
   local room = math.max(run_most - call('ZCARD', Q .. 'lease'), 0)
@@ -285,10 +327,11 @@ if held_back then
 end
 flush()
 if #claimed == 0 then
-  if stand_ms > 0 then
+  if stand_ms > 0 and others_most > 0 then
     stand()
   end
   return {}
 end
 commit()
-return remember({})
+remember()
+return answer(claimed)

@@ -5,14 +5,19 @@ Values are msgpack maps that the queue doesn't interpret. Only the controller's 
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.asyncio.client import Pipeline
+from redis.exceptions import RedisError, WatchError
 
 from stoker.queue.records import pack, unpack
+from stoker.queue.subscriber import Subscriber
+
+Records = dict[str, dict[str, Any]]
 
 # One hash tag for all, so that a cluster-mode server has them in one slot, where scripts and transactions span them.
 FUNCTIONS = "stoker:{cluster}:functions"
@@ -28,11 +33,15 @@ FLEET = "stoker:{cluster}:fleet"
 FLEET_MEMORY = "stoker:{cluster}:fleet:memory"
 POLICY_MEMORY = "stoker:{cluster}:policy:memory"
 PROVEN = "stoker:{cluster}:proven"
+APPS = "stoker:{cluster}:apps"
+STARTS = "stoker:{cluster}:starts"
+RELEASES_PREFIX = "stoker:{cluster}:releases:"
 
-PERMANENT = {FUNCTIONS, HOSTS, WANTED, LEADER_FENCE, HOSTS_WANTED, FLEET_MEMORY, POLICY_MEMORY, PROVEN}
+PERMANENT = {FUNCTIONS, HOSTS, WANTED, LEADER_FENCE, HOSTS_WANTED, FLEET_MEMORY, POLICY_MEMORY, PROVEN, APPS}
 HOST_TTL_MS = 3_000
 FAILING_TTL_MS = 120_000
 FLEET_TTL_MS = 60_000
+STARTS_TTL_MS = 3_600_000
 RECONNECT_S = 0.2
 
 ACQUIRE = """
@@ -70,6 +79,33 @@ class Host:
     body: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Of deployed functions (`put`, `delete`) and of what is kept of an app's versions (`releases`, `dropped`)."""
+
+    put: Records
+    delete: list[str] = field(default_factory=list)
+    releases: Records = field(default_factory=dict)
+    dropped: list[str] = field(default_factory=list)
+
+
+def records_in(rows: dict[bytes, bytes]) -> Records:
+    return {name.decode(): unpack(record) for name, record in sorted(rows.items())}
+
+
+def write_change(pipe: Pipeline, app: str, change: Change) -> None:
+    if change.releases:
+        pipe.sadd(APPS, app)
+        pipe.hset(RELEASES_PREFIX + app, mapping={version: pack(kept) for version, kept in change.releases.items()})
+        pipe.persist(RELEASES_PREFIX + app)
+    if change.dropped:
+        pipe.hdel(RELEASES_PREFIX + app, *change.dropped)
+    if change.put:
+        pipe.hset(FUNCTIONS, mapping={name: pack(spec) for name, spec in change.put.items()})
+    if change.delete:
+        pipe.hdel(FUNCTIONS, *change.delete)
+
+
 class Cluster:
     """Everything here is small, idempotent and safe to repeat."""
 
@@ -80,15 +116,44 @@ class Cluster:
         await self._redis.hset(FUNCTIONS, name, pack(spec))  # type: ignore[misc]
         await self.ring()
 
-    async def replace_functions(self, put: dict[str, dict[str, Any]], delete: list[str]) -> None:
-        """All of it in one step."""
+    async def change_functions(self, app: str, decide: Callable[[Records, Records], Change]) -> None:
+        """In one step. `decide` is told the deployed functions by full name and what is kept of the app's versions, and
+        is asked again with what is there then, should either change before its own change is made."""
         async with self._redis.pipeline(transaction=True) as pipe:
-            for name, spec in put.items():
-                pipe.hset(FUNCTIONS, name, pack(spec))
-            if delete:
-                pipe.hdel(FUNCTIONS, *delete)
-            await pipe.execute()
+            while True:
+                with contextlib.suppress(WatchError):
+                    await pipe.watch(FUNCTIONS, RELEASES_PREFIX + app)
+                    change = decide(records_in(await pipe.hgetall(FUNCTIONS)), await self._releases(pipe, app))  # type: ignore[misc]
+                    pipe.multi()
+                    write_change(pipe, app, change)
+                    await pipe.execute()
+                    break
         await self.ring()
+
+    async def releases(self, app: str) -> Records:
+        """What is kept of an app's versions, by version."""
+        return await self._releases(self._redis, app)
+
+    async def _releases(self, client: Redis, app: str) -> Records:
+        return records_in(await client.hgetall(RELEASES_PREFIX + app))  # type: ignore[misc]
+
+    async def apps(self) -> list[str]:
+        """Those of which versions are kept."""
+        members: Any = await self._redis.smembers(APPS)  # type: ignore[misc]
+        return sorted(name.decode() for name in members)
+
+    async def forget_apps(self, apps: list[str]) -> None:
+        """With all of their versions."""
+        if apps:
+            await self._redis.delete(*(RELEASES_PREFIX + app for app in apps))
+            await self._redis.srem(APPS, *apps)  # type: ignore[misc]
+
+    async def let_releases_go(self, app: str, after_ms: int) -> None:
+        """Unless it is deployed again until then. An app without any is forgotten."""
+        if not await self._redis.exists(RELEASES_PREFIX + app):
+            await self._redis.srem(APPS, app)  # type: ignore[misc]
+        elif await self._redis.pttl(RELEASES_PREFIX + app) < 0:
+            await self._redis.pexpire(RELEASES_PREFIX + app, after_ms)
 
     async def delete_function(self, name: str) -> bool:
         removed = bool(await self._redis.hdel(FUNCTIONS, name))  # type: ignore[misc]
@@ -100,14 +165,11 @@ class Cluster:
         return unpack(data) if data else None
 
     async def functions(self) -> dict[str, dict[str, Any]]:
-        rows: dict[bytes, bytes] = await self._redis.hgetall(FUNCTIONS)  # type: ignore[misc]
-        return {name.decode(): unpack(spec) for name, spec in sorted(rows.items())}
+        return records_in(await self._redis.hgetall(FUNCTIONS))  # type: ignore[misc]
 
     async def report_host(self, host: str, body: dict[str, Any]) -> None:
-        async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.sadd(HOSTS, host)
-            pipe.set(HOST_PREFIX + host, pack(body), px=HOST_TTL_MS)
-            await pipe.execute()
+        named: Any = self._redis.sadd(HOSTS, host)
+        await asyncio.gather(named, self._redis.set(HOST_PREFIX + host, pack(body), px=HOST_TTL_MS))
 
     async def forget_host(self, host: str) -> None:
         await self._redis.delete(HOST_PREFIX + host)
@@ -170,6 +232,27 @@ class Cluster:
         data: Any = await self._redis.get(FLEET)
         return unpack(data) if data else {}
 
+    async def ask_start(self, function: str) -> None:
+        """Someone wants to know whether it starts; remembered for a while."""
+        now_ms = await self._now_ms()
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.zremrangebyscore(STARTS, "-inf", now_ms - STARTS_TTL_MS)
+            pipe.zadd(STARTS, {function: now_ms})
+            pipe.pexpire(STARTS, STARTS_TTL_MS)
+            await pipe.execute()
+        await self.ring()
+
+    async def asked_starts(self) -> dict[str, float]:
+        """Function -> seconds since its start was asked for last."""
+        rows: Any = await self._redis.zrange(STARTS, 0, -1, withscores=True)
+        now_ms = await self._now_ms() if rows else 0
+        return {name.decode(): max(0.0, (now_ms - asked_ms) / 1000) for name, asked_ms in rows}
+
+    async def _now_ms(self) -> int:
+        """By the server's clock."""
+        seconds, micros = await self._redis.time()  # type: ignore[misc]
+        return seconds * 1000 + micros // 1000
+
     async def report_failing(self, failing: dict[str, Any]) -> None:
         """Functions whose workers keep failing to start, and when they are tried again; forgotten after a while."""
         await self._redis.set(FAILING, pack(failing), px=FAILING_TTL_MS)
@@ -196,31 +279,39 @@ class Cluster:
         data: Any = await self._redis.get(HOSTS_WANTED)
         return unpack(data) if data else None
 
-    async def ring(self) -> None:
-        """Wakes the controller now instead of at its next sweep."""
-        await self._redis.publish(BELL, b"")
+    async def ring(self, function: str = "") -> None:
+        """Wakes the controller now instead of at its next sweep; for a function's first job, unless it is served."""
+        await self._redis.publish(BELL, function)
 
 
 class Signal:
-    """Wakes on any message of one channel (`BELL`, `WANTED`): a pub/sub connection that reconnects by itself.
+    """Wakes on any message of one channel (`BELL`, `WANTED`): a subscription that comes back by itself.
 
-    A message is only a hint to look; `wait` also returns on a timeout, and rings once after each reconnect.
+    A message is only a hint to look; `wait` also returns on a timeout, and each (re)connect counts as an empty message.
+    Messages that `matters` denies are not heard.
     """
 
-    def __init__(self, url: str, connect: Callable[[str], Redis], channel: str) -> None:
-        self._url = url
+    def __init__(
+        self,
+        url: str,
+        channel: str,
+        matters: Callable[[bytes], bool] = lambda message: True,
+    ) -> None:
         self._channel = channel
-        self._connect = connect
+        self._matters = matters
         self._rung = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._subscriber = Subscriber(url, self._on_message, self._on_ready)
+        self._starting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._task = asyncio.create_task(self._listen())
+        """Also before the server."""
+        self._starting = asyncio.create_task(self._subscribe())
 
     async def close(self) -> None:
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        if self._starting:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
+        await self._subscriber.close()
 
     def ring(self) -> None:
         self._rung.set()
@@ -234,17 +325,16 @@ class Signal:
         self._rung.clear()
         return True
 
-    async def _listen(self) -> None:
+    async def _subscribe(self) -> None:
         while True:
-            client = self._connect(self._url)
             try:
-                async with client.pubsub(ignore_subscribe_messages=True) as pubsub:
-                    await pubsub.subscribe(self._channel)
-                    self._rung.set()
-                    while True:
-                        if await pubsub.get_message(timeout=5.0):
-                            self._rung.set()
-            except RedisError:
+                return await self._subscriber.start(self._channel)
+            except (RedisError, OSError):
                 await asyncio.sleep(RECONNECT_S)
-            finally:
-                await client.aclose()
+
+    def _on_message(self, channel: str, message: bytes) -> None:
+        if self._matters(message):
+            self._rung.set()
+
+    def _on_ready(self, channel: str) -> None:
+        self._on_message(channel, b"")

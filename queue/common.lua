@@ -6,11 +6,14 @@ local Q = string.sub(META, 1, -2)
 local clock = call('TIME')
 local NOW_US = clock[1] * 1000000 + clock[2]
 local NOW = math.floor(NOW_US / 1000)
+-- How many arguments Lua's stack surely holds.
+local AT_ONCE = 4000
 
 local function record(id)
   return Q .. 'j:' .. id
 end
 
+-- For replies and for parts of a text: what is stored as a number needs it not.
 local function integer(number)
   return string.format('%.0f', number)
 end

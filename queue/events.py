@@ -14,12 +14,12 @@ from redis.exceptions import RedisError
 
 from stoker.queue import keys
 from stoker.queue.broker import Broker
-from stoker.queue.feed import Event, Feed, Frame
+from stoker.queue.feed import Ending, Event, Feed, Frame
 from stoker.queue.records import function_of
 from stoker.queue.retry import full_jitter
 from stoker.queue.subscriber import Source, Subscriber
 
-__all__ = ["Bells", "Event", "EventBus", "Subscription"]
+__all__ = ["Bells", "Ending", "Event", "EventBus", "Subscription"]
 
 Row = list[Any]
 
@@ -27,6 +27,7 @@ LEVEL_S = 2.0
 JOBS_PER_READ = 100
 ENTRIES_PER_READ = 256
 MOST_WAITING = 4096
+MOST_WAITING_BYTES = 1 << 20
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +35,9 @@ log = logging.getLogger(__name__)
 class Subscription:
     """The events of one job, in order, without duplicates or gaps; iteration ends behind the "end" event.
 
-    It has one reader. If that one is slow, the rest beyond MOST_WAITING events waits in the job's stream. A chunk that
-    has none before it is first offered to `relay`, which spares the reader's task a turn of the event loop; it says
-    whether it took it, at once.
+    It has one reader. If that one is slow, what is beyond MOST_WAITING events or MOST_WAITING_BYTES waits in the job's
+    stream. A chunk that has none before it is first offered to `relay`, which spares the reader's task a turn of the
+    event loop; it says whether it took it, at once.
     """
 
     def __init__(self, bus: "EventBus", job_id: str, after: str) -> None:
@@ -44,6 +45,7 @@ class Subscription:
         self._bus = bus
         self.relay: Callable[[Event], bool] | None = None
         self._events: deque[Event | None] = deque()
+        self._waiting_bytes = 0
         self._arrival: asyncio.Future[None] | None = None
         self._behind = False
         self._finished = False
@@ -61,6 +63,7 @@ class Subscription:
         if event is None:
             self._finished = True
             raise StopAsyncIteration
+        self._waiting_bytes -= len(event.data)
         if self._behind and not self._events:
             self._behind = False
             self._bus.read(self.feed.job_id)
@@ -81,13 +84,15 @@ class Subscription:
         self.deliver((None,))
 
     def has_room(self) -> bool:
-        self._behind = self._behind or len(self._events) >= MOST_WAITING
+        full = len(self._events) >= MOST_WAITING or self._waiting_bytes >= MOST_WAITING_BYTES
+        self._behind = self._behind or full
         return not self._behind
 
     def deliver(self, events: Iterable[Event | None]) -> None:
         for event in events:
             if event is None or event.kind != "chunk" or self._events or not self._relayed(event):
                 self._events.append(event)
+                self._waiting_bytes += len(event.data) if event else 0
         if self._events and self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
@@ -192,7 +197,7 @@ class EventBus:
     async def _read_jobs(self, job_ids: Iterable[str]) -> None:
         by_function: dict[str, list[Subscription]] = defaultdict(list)
         for job_id in job_ids:
-            by_function[function_of(job_id)] += self._watched.get(job_id, [])
+            by_function[function_of(job_id)] += [item for item in self._watched.get(job_id, []) if item.has_room()]
         for function, subscriptions in by_function.items():
             for i in range(0, len(subscriptions), JOBS_PER_READ):
                 await self._read_some(function, subscriptions[i : i + JOBS_PER_READ])
@@ -203,24 +208,24 @@ class EventBus:
         for subscription, view in zip(subscriptions, views, strict=True):
             if not subscription.has_room():
                 continue
-            self._deliver(subscription, subscription.feed.missed(view, ENTRIES_PER_READ))
-            if view is not None and len(view.entries) == ENTRIES_PER_READ:
+            self._deliver(subscription, subscription.feed.missed(view))
+            if view is not None and not view.whole:
                 self.read(subscription.feed.job_id)
 
 
 class Bells:
-    """Tells a worker that a function has work, which job a standing claim of it got, and which of its running jobs were
-    cancelled or ran out of time.
+    """Tells a worker that a function has work, which jobs its standing claims got, and which of its running jobs were
+    cancelled or ran out of time: `on_cancel` gets its id and "cancelled" or "timed_out".
 
     A ring that is lost while the server is away is made up for after the reconnect; a lost cancellation is in the
-    answer of the next `Broker.beat`, a lost job in that of the next claim.
+    answer of the next `Broker.beat`, lost jobs in that of the next claim.
     """
 
-    def __init__(self, source: Source, worker: str, on_cancel: Callable[[str], None]) -> None:
+    def __init__(self, source: Source, worker: str, on_cancel: Callable[[str, str], None]) -> None:
         self._control = keys.worker_channel(worker)
         self._handovers = keys.handover_channel(worker)
         self._on_cancel = on_cancel
-        self._expected: dict[bytes, Callable[[int, Row], None]] = {}
+        self._expected: dict[bytes, Callable[[int, list[Row]], None]] = {}
         self._subscriber = Subscriber(source, self._on_message, self._on_ready)
         self._heard: set[str] = set()
         self._rung: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
@@ -232,9 +237,9 @@ class Bells:
     async def close(self) -> None:
         await self._subscriber.close()
 
-    def expect(self, origin: str, on_job: Callable[[int, Row], None]) -> None:
-        """From now on `on_job` gets the ticket's number and the job for standing claims of this origin."""
-        self._expected[origin.encode()] = on_job
+    def expect(self, origin: str, on_jobs: Callable[[int, list[Row]], None]) -> None:
+        """From now on `on_jobs` gets the ticket's number and the jobs for standing claims of this origin."""
+        self._expected[origin.encode()] = on_jobs
 
     def forget(self, origin: str) -> None:
         self._expected.pop(origin.encode(), None)
@@ -261,13 +266,18 @@ class Bells:
 
     def _on_message(self, channel: str, data: bytes) -> None:
         if channel == self._control:
-            self._on_cancel(data.decode())
+            job_id, _, state = data.decode().partition(" ")
+            self._on_cancel(job_id, state)
         elif channel == self._handovers:
-            origin, number, row = msgpack.unpackb(data, raw=True)
-            if origin in self._expected:
-                self._expected[origin](int(number), row)
+            self._on_handover(data)
         else:
             self._rung[channel].set()
+
+    def _on_handover(self, data: bytes) -> None:
+        """An empty message only asks whether anybody listens."""
+        origin, number, rows = msgpack.unpackb(data, raw=True) if data else (b"", 0, [])
+        if origin in self._expected:
+            self._expected[origin](int(number), rows)
 
     def _on_ready(self, channel: str) -> None:
         if channel not in (self._control, self._handovers):

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal, NamedTuple
 
-from stoker.queue.records import JobState, pack
+from stoker.queue.records import JobState
 from stoker.queue.replies import Entry, Outcome, View, outcome
 
 Frame = list[Any]
@@ -11,11 +11,21 @@ StreamId = tuple[int, int]
 START: StreamId = (0, 0)
 
 
+class Ending(NamedTuple):
+    """What the worker packed, and why a job ended that no worker settled."""
+
+    result: bytes | None
+    error: bytes | None
+    usage: bytes | None
+    notes: bytes | None
+    reason: str
+
+
 class Event(NamedTuple):
     """`id` is the stream id, "" for what is not kept. `attempt`: of a chunk, its own; of a "retry", the one that ended.
 
-    The data of an "end" is pack({"result", "error", "usage", "notes", "reason"}), or b"" when the result is too large:
-    then read the job. An "end" without a state means that the job's record is gone.
+    An "end" without `ending` has a result that is too large: then read the job. One without a state means that the
+    job's record is gone.
     """
 
     job_id: str
@@ -24,6 +34,7 @@ class Event(NamedTuple):
     attempt: int
     data: bytes
     state: JobState | None
+    ending: Ending | None = None
 
 
 class Feed:
@@ -59,18 +70,18 @@ class Feed:
             return []
         return self._end_frame(frame) if kind == b"end" else self._entry_frame(frame)
 
-    def missed(self, view: View | None, most: int) -> list[Event]:
-        """The events that a view of the record adds; `most` is how many entries it could hold."""
+    def missed(self, view: View | None) -> list[Event]:
+        """The events that a view of the record adds."""
         if self.over:
             return []
         if view is None:
-            return self._end(0, b"", None) if self._must_exist else []
+            return self._end(0, None, None) if self._must_exist else []
         self._must_exist = True
         events = self._unkept_boundary(view)
         for entry in view.entries:
             events += self._entry(entry)
-        if view.state.terminal and len(view.entries) < most:
-            events += self._end(view.attempt, end_data(view.outcome, view.reason), view.state)
+        if view.state.terminal and view.whole:
+            events += self._end(view.attempt, ending(view.outcome, view.reason), view.state)
         return events
 
     def _entry_frame(self, frame: Frame) -> list[Event] | None:
@@ -82,10 +93,10 @@ class Feed:
 
     def _end_frame(self, frame: Frame) -> list[Event] | None:
         _, _, last, attempt, state, reason, packed = frame
-        if parse(last) > self._last:
+        if last != self._last_id and parse(last) > self._last:
             return None
         parts = None if packed is False else outcome(packed)
-        return self._end(int(attempt), end_data(parts, reason.decode()), JobState(state.decode()))
+        return self._end(int(attempt), ending(parts, reason.decode()), JobState(state.decode()))
 
     def _entry(self, entry: Entry) -> list[Event]:
         if entry.id:
@@ -108,9 +119,9 @@ class Feed:
             return []
         return self._boundary(view.past, max(view.attempt - (view.state is JobState.RUNNING), 0), "")
 
-    def _end(self, attempt: int, data: bytes, state: JobState | None) -> list[Event]:
+    def _end(self, attempt: int, ending: Ending | None, state: JobState | None) -> list[Event]:
         self.over = True
-        return [Event(self.job_id, "end", "", attempt, data, state)]
+        return [Event(self.job_id, "end", "", attempt, b"", state, ending)]
 
 
 def parse(stream_id: str | bytes) -> StreamId:
@@ -119,7 +130,5 @@ def parse(stream_id: str | bytes) -> StreamId:
     return int(milliseconds), int(sequence or 0)
 
 
-def end_data(parts: Outcome | None, reason: str) -> bytes:
-    if parts is None:
-        return b""
-    return pack(dict(zip(("result", "error", "usage", "notes"), parts, strict=True)) | {"reason": reason})
+def ending(parts: Outcome | None, reason: str) -> Ending | None:
+    return None if parts is None else Ending(*parts, reason)

@@ -1,7 +1,8 @@
 -- The end of a job: state, outcome, usage record and terminal event in one step, and a TTL on all that is kept.
-local USAGE_RECORDS = 100000
+local USAGE_RECORDS, usage_bounded = 100000, false
 local INLINE_LIMIT = 65536
 local DEAD_LETTERS = 10000
+local DELIVERY_KEPT_MS = 7 * 24 * 3600 * 1000
 
 local function pack_outcome(result, failure, usage, notes)
   return cmsgpack.pack({ result or false, failure or false, usage or false, notes or false })
@@ -29,7 +30,7 @@ end
 
 local function keep_for(job, state)
   local keep = job.keep
-  call('PEXPIRE', record(job.id), keep)
+  call('PEXPIRE', job.record, keep)
   if job.stream then
     call('PEXPIRE', Q .. 's:' .. job.id, keep)
   end
@@ -42,18 +43,36 @@ local function keep_for(job, state)
   if state == 'dead' or state == 'failed' then
     call('PEXPIRE', Q .. 'p:' .. job.id, keep)
   else
-    call('DEL', Q .. 'p:' .. job.id)
+    unneeded[#unneeded + 1] = Q .. 'p:' .. job.id
+  end
+end
+
+-- Somebody has to be told of this end: each of a job's lives has its own delivery.
+local function announce(job, state)
+  local delivery = job.id .. '.' .. (job.replays or 0)
+  call('HSET', Q .. 'w:' .. delivery, 'url', job.hook, 'tenant', job.tenant, 'state', state, 'ended', NOW,
+    'status', 'pending', 'tries', 0)
+  call('PEXPIRE', Q .. 'w:' .. delivery, DELIVERY_KEPT_MS)
+  call('ZADD', Q .. 'wd', NOW, delivery)
+  call('PEXPIRE', Q .. 'wd', DELIVERY_KEPT_MS)
+  call('PUBLISH', 'stoker:hooks', Q)
+end
+
+local function record_usage(job, state, usage)
+  call('XADD', Q .. 'use', '*', 'job', job.id, 'tenant', job.tenant, 'state', state, 'attempt', job.attempt,
+    'held_ms', held_ms(job), 'usage', usage or '')
+  if not usage_bounded then
+    usage_bounded = true
+    call('XTRIM', Q .. 'use', 'MAXLEN', '~', USAGE_RECORDS)
   end
 end
 
 -- `outcome` is packed, or nil: then an earlier attempt's stays. `usage` goes to the usage record as it is.
--- Further arguments are more fields of the record.
-local function finish(job, state, reason, outcome, usage, ...)
+local function finish(job, state, reason, outcome, usage)
   local id = job.id
-  local held = integer(held_ms(job))
-  call('HSET', record(id), 'state', state, 'ended', NOW, 'held', held, 'reason', reason, ...)
-  if job.state ~= 'running' or job.run or job.finish_by then
-    call('ZREM', Q .. 'dl', id)
+  call('HSET', job.record, 'state', state, 'ended', NOW)
+  if reason ~= '' then
+    call('HSET', job.record, 'reason', reason)
   end
   if outcome then
     call('SET', Q .. 'o:' .. id, outcome, 'PX', job.keep)
@@ -61,20 +80,22 @@ local function finish(job, state, reason, outcome, usage, ...)
     call('PEXPIRE', Q .. 'o:' .. id, job.keep)
   end
   keep_for(job, state)
-  call('XADD', Q .. 'use', 'MAXLEN', '~', USAGE_RECORDS, '*', 'job', id, 'tenant', job.tenant, 'state', state,
-    'attempt', job.attempt, 'held_ms', held, 'usage', usage or '')
+  record_usage(job, state, usage)
+  if job.hook then
+    announce(job, state)
+  end
   if job.gates ~= '' then
     outcome = outcome or call('GET', Q .. 'o:' .. id) or ''
     local inline = #outcome <= INLINE_LIMIT and outcome
-    post(job.gates, { 'end', id, job.last or '0', job.attempt, state, reason, inline })
+    post(job.gates, { 'end', id, job.stream and last_entry(id) or '0', job.attempt, state, reason, inline })
   end
 end
 
 -- Ends a job that no worker settled, wherever it is, and tells the worker that has it.
 local function drop(job, state, reason)
   if job.state == 'running' then
-    release(job)
-    call('PUBLISH', 'stoker:worker:' .. job.worker, job.id)
+    release({ job })
+    call('PUBLISH', 'stoker:worker:' .. job.worker, job.id .. ' ' .. state)
   else
     stop_waiting(job)
   end

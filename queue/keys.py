@@ -3,6 +3,7 @@
 Jobs (`*` = job id); live ones have no TTL, from the terminal state on all have the job's retention:
     j:*  hash    the record (small fields only)         p:*  string  payload, kept of ended jobs if DEAD or FAILED
     o:*  string  outcome: result, error, usage, notes   s:*  stream  chunks, made by the first chunk
+                                                        (id: the attempt's fence and the chunk's number)
     i:<digest>  string  idempotency key -> job id and request digest
 
 Functions:
@@ -14,6 +15,9 @@ Functions:
     v, w, tq, tr  hash  tenant -> virtual time, weight (permanent), jobs waiting (queued and delayed), jobs running
     b:r, b:c, b:r:<tenant>, b:c:<tenant>  string  when a bucket is full again, and its limit (TTL: until then)
     lease, dl, delay  zset  job -> end of lease, next deadline, due time (server milliseconds)
+    w:<job>.<life>  hash  whom to tell of an end of the job (TTL: a week), with what to say once that was tried in vain
+    wl:<job>.<life> list  each try (same TTL)
+    wd       zset    <job>.<life> -> when its next try is due, or until when it is leased (TTL: a week)
     dead     zset    jobs that are DEAD, by id (TTL: the longest retention among them)
     c:<origin>  string  the last claim with tickets of that origin, for a replay (TTL: the lease)
     st       zset    claims that found no work -> until when they stand (TTL: until the last of them ends)
@@ -24,10 +28,13 @@ import hashlib
 
 PREFIX = "stoker:q:"
 FUNCTIONS = "stoker:queues"
+DELETED = "stoker:queues:deleted"
 GATEWAY_CHANNEL = "stoker:gateway:"
 WORKER_CHANNEL = "stoker:worker:"
 BELL_CHANNEL = "stoker:bell:"
 HANDOVER_CHANNEL = "stoker:handover:"
+DELIVERY_BELL = "stoker:hooks"
+DELIVERY_KEPT_S = 7 * 24 * 3600
 
 PERMANENT_SUFFIXES = frozenset({"m", "v", "w", "use"})
 PERMANENT = frozenset({FUNCTIONS})
@@ -35,6 +42,10 @@ PERMANENT = frozenset({FUNCTIONS})
 
 def function_prefix(function: str) -> str:
     return f"{PREFIX}{{{function}}}:"
+
+
+def function_at(prefix: str) -> str:
+    return prefix.removeprefix(PREFIX)[1:-2]
 
 
 def meta(function: str) -> str:

@@ -64,17 +64,22 @@ local function ring()
   call('PUBLISH', 'stoker:bell:' .. string.match(META, '{(.*)}:m$'), '')
 end
 
--- Puts a job at its place in its lane; workers are told when it is the only queued one. `queued`: how many there are
--- then, from a caller who knows.
-local function push(job, queued)
+local function list_lane(priority, tenant, batch, place)
+  call('ZADD', lanes_key(priority, tenant), place, batch)
+  call('ZADD', ready_key(priority), virtual_time(tenant), tenant)
+end
+
+-- Puts a job at its place in its lane; workers are told when it is the only queued one, or the first of a lane that
+-- goes before work they may have left.
+local function push(job)
   local lane = lane_key(job.priority, job.tenant, job.batch)
   call('ZADD', lane, job.place, job.id)
   call('ZADD', Q .. 'q', job.place, job.id)
-  if call('ZRANK', lane, job.id) == 0 then
-    call('ZADD', lanes_key(job.priority, job.tenant), job.place, job.batch)
-    call('ZADD', ready_key(job.priority), virtual_time(job.tenant), job.tenant)
+  local first = call('ZRANK', lane, job.id) == 0
+  if first then
+    list_lane(job.priority, job.tenant, job.batch, job.place)
   end
-  if (queued or call('ZCARD', Q .. 'q')) == 1 then
+  if call('ZCARD', Q .. 'q') == 1 or (first and tonumber(job.priority) < 2) then
     ring()
   end
 end

@@ -28,8 +28,15 @@ local function settle_lane(priority, tenant, batch)
   end
 end
 
+local function remove(key, members)
+  for i = 1, #members, AT_ONCE do
+    call('ZREM', key, unpack(members, i, math.min(i + AT_ONCE - 1, #members)))
+  end
+end
+
 local function stop_waiting(job)
   count_waiting(job.tenant, -1)
+  call('ZREM', Q .. 'dl', job.id)
   if call('ZREM', Q .. 'delay', job.id) == 0 then
     call('ZREM', Q .. 'q', job.id)
     call('ZREM', lane_key(job.priority, job.tenant, job.batch), job.id)
@@ -37,15 +44,24 @@ local function stop_waiting(job)
   end
 end
 
--- Takes a running job from its worker. When a claim had left work because of a limit on running jobs, workers hear it.
-local released = false
-local function release(job)
-  call('ZREM', Q .. 'lease', job.id)
-  count_running(job.tenant, -1)
-  if not released and call('HDEL', META, 'held_back') == 1 then
+-- Takes running jobs from their workers. When a claim had left work because of a limit on running jobs, workers hear it.
+local function release(jobs)
+  local ids, timed, counts = {}, {}, {}
+  for i, job in ipairs(jobs) do
+    ids[i] = job.id
+    counts[job.tenant] = (counts[job.tenant] or 0) + 1
+    if job.run or job.finish_by then
+      timed[#timed + 1] = job.id
+    end
+  end
+  remove(Q .. 'lease', ids)
+  remove(Q .. 'dl', timed)
+  for tenant, count in pairs(counts) do
+    count_running(tenant, -count)
+  end
+  if call('HDEL', META, 'held_back') == 1 then
     ring()
   end
-  released = true
 end
 
 local function promote_due(most)

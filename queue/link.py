@@ -11,8 +11,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse
 
 NOTHING_YET = object()
-# How much the server takes from a connection before it turns to the next.
-READ_BYTES = 16_384
+# The server begins with the first commands of a tick while the others are made.
+WRITE_BYTES = 4096
 
 
 class Link(asyncio.Protocol):
@@ -40,12 +40,12 @@ class Link(asyncio.Protocol):
         self._transport.set_protocol(self)
 
     def send(self, command: bytes) -> None:
-        """What is sent in one tick of the event loop leaves in one write, or in as many as the server needs reads."""
+        """What is sent in one tick of the event loop leaves in one write, or in several when it is much."""
         if not self._unsent:
             self._loop.call_soon(self._flush)
         self._unsent.append(command)
         self._unsent_bytes += len(command)
-        if self._unsent_bytes >= READ_BYTES:
+        if self._unsent_bytes >= WRITE_BYTES:
             self._flush()
 
     def end(self, error: Exception) -> None:

@@ -14,8 +14,9 @@ local function ahead()
     return false
   end
   local row = call('HMGET', job, 'priority', 'tenant', 'batch')
-  local rank = call('ZRANK', lane_key(row[1], row[2], row[3] or ''), id)
-  local tenants = call('ZCARD', ready_key(row[1]))
+  local priority = row[1] or '1'
+  local rank = call('ZRANK', lane_key(priority, row[2], row[3] or ''), id)
+  local tenants = call('ZCARD', ready_key(priority))
   return math.min(total, (rank + 1) * tenants - 1)
 end
 

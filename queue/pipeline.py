@@ -18,7 +18,7 @@ from stoker.queue.link import Link, connected, packed
 
 SHARED = frozenset(
     ("DEL", "EVAL", "EVALSHA", "GET", "HDEL", "HGET", "HGETALL", "HSET", "MGET", "PING", "PUBLISH", "SADD", "SET")
-    + ("SMEMBERS", "SREM", "XRANGE")
+    + ("SMEMBERS", "SREM", "XRANGE", "ZRANGE")
 )
 NEVER_S = 86_400.0
 
@@ -92,6 +92,7 @@ class PipelinedRedis(Redis):
         super().__init__(*args, **kwargs)
         self._line: Line | None = None
         self._opening = asyncio.Lock()
+        self._callbacks: dict[str, Any] = {}
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         name = args[0]
@@ -102,9 +103,17 @@ class PipelinedRedis(Redis):
         if line is None or not line.usable:
             line = await self._open()
         reply = await line.send(command)
-        callback = self.response_callbacks.get(name)
+        if name not in self._callbacks:
+            self._callbacks[name] = self.response_callbacks.get(name)
+        callback = self._callbacks[name]
         options.pop("keys", None)
         return callback(reply, **options) if callback else reply
+
+    def sent(self, *command: Any) -> asyncio.Future[Any] | None:
+        """Sends a short command at once, without a turn of the event loop, and answers its reply, later. None when
+        the line isn't open: then `execute_command` opens it. Raises what makes no bytes of the command."""
+        line = self._line
+        return line.send(packed(*command)) if line is not None and line.usable else None
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
         line, self._line = self._line, None

@@ -11,8 +11,7 @@ local function rate_fields(name)
 end
 
 local function read_rate(name)
-  local row = call('HMGET', META, rate_fields(name))
-  return tonumber(row[1] or 0), tonumber(row[2] or NOW), tonumber(row[3] or NOW)
+  return unpack(call('HMGET', META, rate_fields(name)))
 end
 
 -- `count` more events to the stored rate; also marks the function as active now. `...`: more fields of its record.
@@ -29,8 +28,8 @@ local function observe(name, count)
 end
 
 -- Now, or as it was when the last event came.
-local function per_second(name, as_of_last)
-  local sum, at, since = read_rate(name)
+local function per_second(as_of_last, sum, at, since)
+  sum, at, since = tonumber(sum or 0), tonumber(at or NOW), tonumber(since or NOW)
   local moment = as_of_last and at or NOW
   local gathered = 1 - decay(math.max(moment - since, 1000))
   return sum * decay(moment - at) / (WINDOW / 1000 * gathered)

@@ -1,20 +1,30 @@
 """Wire records: what producers, workers and readers hand to the broker and get back, and the codec of payloads."""
 
-import secrets
+import os
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, cast
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, cast
 
 import msgpack
 
 CODEC_VERSION = 1
+# From here on, a view costs less than a copy.
+BIG_BYTES = 16_384
 VERSION_BYTE = bytes((CODEC_VERSION,))
 PRIORITIES = (0, 1, 2)
 
 CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 ULID_LENGTH = 26
 TIME_DIGITS = 10
+RANDOM_DIGITS = ULID_LENGTH - TIME_DIGITS
+IDS_AT_ONCE = 256
+DIGIT_OF_BYTE = (CROCKFORD * 8).encode()
+RANDOM: list[str] = []
+# A child would make its parent's ids once more.
+os.register_at_fork(after_in_child=RANDOM.clear)
 
 
 class RecordVersionError(ValueError):
@@ -53,20 +63,33 @@ def unpack(data: bytes) -> Any:
     if data[:1] != VERSION_BYTE:
         found = data[0] if data else "no"
         raise RecordVersionError(f"record has version byte {found}, this stoker reads {CODEC_VERSION}")
-    return msgpack.unpackb(memoryview(data)[1:], strict_map_key=False)
+    return msgpack.unpackb(data[1:] if len(data) < BIG_BYTES else memoryview(data)[1:], strict_map_key=False)
 
 
 def new_job_id(function: str) -> str:
     """`function` and a ULID: 48 bits of wall-clock milliseconds, then 80 random bits, in Crockford's base 32."""
-    number = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
-    digits = (CROCKFORD[number >> shift & 31] for shift in range(5 * (ULID_LENGTH - 1), -1, -5))
-    return f"{function}-{''.join(digits)}"
+    return f"{function}-{time_digits(time.time_ns() // 1_000_000)}{random_digits()}"
+
+
+@lru_cache(1)
+def time_digits(milliseconds: int) -> str:
+    return "".join([CROCKFORD[milliseconds >> 5 * place & 31] for place in reversed(range(TIME_DIGITS))])
+
+
+def random_digits() -> str:
+    """80 bits. One operating system call brings those of many ids."""
+    try:
+        return RANDOM.pop()
+    except IndexError:
+        text = os.urandom(IDS_AT_ONCE * RANDOM_DIGITS).translate(DIGIT_OF_BYTE).decode()
+        RANDOM.extend(text[at : at + RANDOM_DIGITS] for at in range(0, len(text), RANDOM_DIGITS))
+        return RANDOM.pop()
 
 
 def function_of(job_id: str) -> str:
     """Raises ValueError when `job_id` doesn't end in "-" and a ULID."""
-    function, dash, ulid = job_id.rpartition("-")
-    if not (function and dash and len(ulid) == ULID_LENGTH and set(ulid) <= set(CROCKFORD)):
+    function, _, ulid = job_id.rpartition("-")
+    if not function or len(ulid) != ULID_LENGTH or ulid.strip(CROCKFORD):
         raise ValueError(f"{job_id!r} is not a job id")
     return function
 
@@ -109,14 +132,15 @@ class Settled(StrEnum):
     STALE = "stale"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class NewJob:
     """A job to enqueue. `priority`: 0 urgent, 1 normal, 2 batch. `cost` is the estimate in fairness units. A tenant of
     `weight` 3 is served three times as much as one of weight 1; its last job's holds for all of them.
 
     Only jobs with equal `batch_key` are claimed together. `stream`: chunks are kept for resume. `gateway` receives the
     events. Three separate clocks, 0 = none: `start_within_ms` (first claim), `run_within_ms` (each attempt),
-    `finish_within_ms` (everything). `retention_ms` counts from the terminal state.
+    `finish_within_ms` (everything). `retention_ms` counts from the terminal state, of which the URL `webhook` is told.
+    `route` is kept with the record as it is.
     """
 
     id: str
@@ -137,6 +161,8 @@ class NewJob:
     finish_within_ms: int = 0
     retention_ms: int = 3_600_000
     delay_ms: int = 0
+    webhook: str = ""
+    route: bytes = b""
 
     def __post_init__(self) -> None:
         if function_of(self.id) != self.function:
@@ -199,9 +225,9 @@ class StoredChunk:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A job handed to a worker. `chunks` is what earlier attempts already emitted (stream jobs only)."""
+class Claim(NamedTuple):
+    """A job handed to a worker. `chunks` is what earlier attempts already emitted (stream jobs only). `weight` is its
+    tenant's."""
 
     job_id: str
     function: str
@@ -216,25 +242,25 @@ class Claim:
     claimed_ms: int
     run_within_ms: int
     chunks: list[StoredChunk]
+    priority: int = 1
+    weight: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Emission:
+class Emission(NamedTuple):
     """One chunk of output. `seq` rises from 1 in each attempt, which makes a replay harmless.
 
-    `cost` is what the attempt has cost so far, in fairness units (0: not said now); beyond the estimate it counts at
-    once. With a cost, there may be no data.
+    `cost` is what the attempt has cost so far, in fairness units ("": not said now); beyond the estimate it counts at
+    once. With a cost, there may be no data; then `seq` is that of the last chunk.
     """
 
     job_id: str
     fence: int
     seq: int
     data: bytes
-    cost: float = 0.0
+    cost: float | Literal[""] = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
+class Completion(NamedTuple):
     """A successful attempt; `cost` is the actual cost in fairness units (None: as estimated)."""
 
     job_id: str
@@ -268,8 +294,22 @@ class Metered:
 
 
 @dataclass(frozen=True, slots=True)
+class Attempt:
+    """One claim that was not the job's last: `how` it ended is "lost", "failed" or "handed_back"."""
+
+    number: int
+    worker: str
+    began_ms: int
+    ended_ms: int
+    how: str
+    usage: bytes | None
+    error: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
-    """A job's record as a reader sees it. `reason` says in words why it ended without a worker's verdict."""
+    """A job's record as a reader sees it. `reason` says in words why it ended without a worker's verdict; `metered`:
+    `usage` is what it had used when it was stopped from outside."""
 
     id: str
     function: str
@@ -289,11 +329,16 @@ class Job:
     usage: bytes | None
     notes: bytes | None
     queued_ahead: int | None
+    webhook: str = ""
+    route: bytes = b""
+    past_attempts: Sequence[Attempt] = ()
+    metered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What a scaler needs to know about a function; ages in milliseconds, rates are moving averages per second."""
+    """What a scaler needs to know about a function; ages in milliseconds, rates are moving averages per second.
+    `drained_last_per_s` is the rate at the time when a job ended last; `cold_start_ms` None: never measured."""
 
     function: str
     queued: int
@@ -303,3 +348,5 @@ class Backlog:
     drained_per_s: float
     arrived_per_s: float
     last_active_ms: int
+    drained_last_per_s: float = 0.0
+    cold_start_ms: int | None = None

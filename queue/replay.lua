@@ -1,4 +1,4 @@
--- uses: | common jobs outbox lanes
+-- uses: | common jobs chunks outbox lanes
 -- ARGV: id, request. Puts a dead or failed job back into the queue as if it came anew; a request does so once.
 -- Answers {1, state} when it did (now or before), {0, state} when the job is in another state, or nothing for an
 -- unknown job.
@@ -15,10 +15,6 @@ local function keep_forever(job)
   end
 end
 
-local function mark_boundary(job)
-  return job.stream and call('XADD', Q .. 's:' .. id, 'NOMKSTREAM', '*', 'f', job.fence, 'a', job.attempt)
-end
-
 -- The time for the whole job counts from now on again.
 local function renew_deadline(job)
   if job.finish_by then
@@ -29,7 +25,7 @@ local function renew_deadline(job)
 end
 
 local function replay(job)
-  local last = mark_boundary(job)
+  mark_boundary(job)
   job.place = call('HINCRBY', META, 'place', 1)
   if job.place == 1 then
     call('PERSIST', Q .. 'use')
@@ -37,11 +33,8 @@ local function replay(job)
   keep_forever(job)
   call('HSET', record(id), 'state', 'queued', 'attempt', 0, 'held', 0, 'past', job.fence or 0, 'place', job.place,
     'enqueued', NOW, 'replay', request, 'worker', '', 'reason', '')
-  call('HDEL', record(id), 'seq', 'charged', 'handed', 'ended', 'began', 'gates', 'wake')
+  call('HDEL', record(id), 'seq', 'charged', 'handed', 'log', 'ended', 'began', 'gates', 'wake')
   call('HINCRBY', record(id), 'replays', 1)
-  if last then
-    call('HSET', record(id), 'last', last)
-  end
   call('DEL', Q .. 'o:' .. id)
   renew_deadline(job)
   call('ZREM', Q .. 'dead', id)

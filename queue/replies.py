@@ -6,15 +6,30 @@ from typing import Any
 
 import msgpack
 
-from stoker.queue.records import Backlog, Claim, Enqueued, IdempotencyMismatch, Job, JobState, QueueFull, StoredChunk
+from stoker.queue.records import (
+    Attempt,
+    Backlog,
+    Claim,
+    Enqueued,
+    IdempotencyMismatch,
+    Job,
+    JobState,
+    QueueFull,
+    StoredChunk,
+)
 
 Outcome = tuple[bytes | None, bytes | None, bytes | None, bytes | None]
+
+# What a record leaves out (see jobs.lua).
+USUAL_MAX, USUAL_PRIORITY = 3, 1
 
 NO_OUTCOME: Outcome = (None, None, None, None)
 
 
-def enqueued(reply: list[Any]) -> Enqueued:
+def enqueued(job_id: str, reply: Any) -> Enqueued:
     """Raises QueueFull or IdempotencyMismatch when the script refused."""
+    if isinstance(reply, int):
+        return Enqueued(job_id, True, False, reply, JobState.QUEUED)
     verdict = reply[0]
     if verdict == b"full":
         _, limit, waiting, most, retry_after_ms = reply
@@ -28,26 +43,29 @@ def enqueued(reply: list[Any]) -> Enqueued:
         raise QueueFull(message, limit=name, retry_after_s=retry_after_ms / 1000)
     if verdict == b"mismatch":
         raise IdempotencyMismatch(f"this idempotency key belongs to a different request, job {reply[1].decode()}")
-    _, job_id, created, wake, queued, state = reply
-    return Enqueued(job_id.decode(), bool(created), bool(wake), queued, JobState(state.decode()))
+    _, stored, created, wake, queued, state = reply
+    return Enqueued(stored.decode(), bool(created), bool(wake), queued, JobState(state.decode()))
 
 
 def claim(function: str, row: list[Any]) -> Claim:
-    job_id, tenant, payload, fence, attempt, most, stream, gateway, enqueued_ms, claimed_ms, run_within, entries = row
+    job_id, tenant, payload, fence, attempt, most, stream, gateway, enqueued_ms, claimed_ms, run_within, *rest = row
+    entries, priority, weight = rest
     return Claim(
-        job_id=job_id.decode(),
-        function=function,
-        tenant=tenant.decode(),
-        payload=payload,
-        fence=fence,
-        attempt=attempt,
-        max_attempts=most,
-        stream=bool(stream),
-        gateway=gateway.decode(),
-        enqueued_ms=enqueued_ms,
-        claimed_ms=claimed_ms,
-        run_within_ms=run_within,
-        chunks=stored_chunks(entries),
+        job_id.decode(),
+        function,
+        tenant.decode(),
+        payload,
+        fence,
+        attempt,
+        most,
+        bool(stream),
+        gateway.decode(),
+        enqueued_ms,
+        claimed_ms,
+        run_within,
+        stored_chunks(entries) if entries else [],
+        priority,
+        float(weight),
     )
 
 
@@ -74,7 +92,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a watcher missed: `past` is the fence of the last ended attempt, no `outcome` when too large."""
+    """What a watcher missed: `past` is the fence of the last ended attempt, no `outcome` when too large. `whole`: there
+    are no entries behind these."""
 
     state: JobState
     attempt: int
@@ -82,6 +101,7 @@ class View:
     reason: str
     outcome: Outcome | None
     entries: list[Entry]
+    whole: bool = True
 
 
 def views(reply: list[Any]) -> list[View | None]:
@@ -89,7 +109,7 @@ def views(reply: list[Any]) -> list[View | None]:
 
 
 def view(row: list[Any]) -> View:
-    state, attempt, past, reason, packed, stream = row
+    state, attempt, past, reason, packed, stream, whole = row
     return View(
         JobState(state.decode()),
         int(attempt),
@@ -97,12 +117,18 @@ def view(row: list[Any]) -> View:
         reason.decode(),
         outcome(packed) if packed is not None else None,
         [entry(item, values) for item, values in stream],
+        bool(whole),
     )
 
 
 def entry(item: bytes, values: Any) -> Entry:
+    """A mark, and a chunk that an earlier version stored, name fence and attempt; else the fence is in the id, and the
+    one field is the attempt with its data."""
     parts = fields(values)
-    return Entry(item.decode(), int(parts[b"f"]), int(parts[b"a"]), parts.get(b"d"))
+    if b"f" in parts:
+        return Entry(item.decode(), int(parts[b"f"]), int(parts[b"a"]), parts.get(b"d"))
+    ((attempt, data),) = parts.items()
+    return Entry(item.decode(), int(item.partition(b"-")[0]), int(attempt), data)
 
 
 def job(function: str, job_id: str, reply: list[Any]) -> Job:
@@ -115,8 +141,8 @@ def job(function: str, job_id: str, reply: list[Any]) -> Job:
         tenant=row["tenant"].decode(),
         state=JobState(row["state"].decode()),
         attempt=int(row.get("attempt", 0)),
-        max_attempts=int(row["max"]),
-        priority=int(row["priority"]),
+        max_attempts=int(row.get("max", USUAL_MAX)),
+        priority=int(row.get("priority", USUAL_PRIORITY)),
         stream=row.get("stream") == b"1",
         enqueued_ms=int(row["enqueued"]),
         started_ms=number(row.get("began")),
@@ -128,7 +154,20 @@ def job(function: str, job_id: str, reply: list[Any]) -> Job:
         usage=usage,
         notes=notes,
         queued_ahead=ahead,
+        webhook=row.get("hook", b"").decode(),
+        route=row.get("route", b""),
+        past_attempts=past_attempts(row.get("log", b"")),
+        metered="metered" in row,
     )
+
+
+def past_attempts(log: bytes) -> list[Attempt]:
+    unpacker = msgpack.Unpacker(raw=True)
+    unpacker.feed(log)
+    return [
+        Attempt(number, worker.decode(), began, ended, how.decode(), usage or None, error or None)
+        for number, worker, began, ended, how, usage, error in unpacker
+    ]
 
 
 def number(value: bytes | None) -> int | None:
@@ -144,5 +183,8 @@ def outcome(packed: bytes | None) -> Outcome:
 
 
 def backlog(function: str, reply: Sequence[Any]) -> Backlog:
-    queued, running, delayed, oldest_ms, drained, arrived, idle_ms = reply
-    return Backlog(function, queued, running, delayed, oldest_ms, float(drained), float(arrived), idle_ms)
+    queued, running, delayed, oldest_ms, drained, arrived, idle_ms, drained_last, cold_start = reply
+    rates = float(drained), float(arrived)
+    return Backlog(
+        function, queued, running, delayed, oldest_ms, *rates, idle_ms, float(drained_last), number(cold_start)
+    )

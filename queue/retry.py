@@ -27,14 +27,16 @@ def full_jitter(attempt: int, cap: float = CAP_S) -> float:
     return random.uniform(0, min(cap, BASE_S * 2 ** min(attempt, 32)))
 
 
-async def insist(call: Callable[[], Awaitable[T]], deadline_s: float) -> T:
-    """Repeats `call` while the server is away; after `deadline_s` seconds its last error is raised."""
+async def insist(call: Callable[[], Awaitable[T]], deadline_s: float, begun: Awaitable[T] | None = None) -> T:
+    """Repeats `call` while the server is away; after `deadline_s` seconds its last error is raised. `begun`: the first
+    call, made already."""
     give_up = time.monotonic() + deadline_s
     attempt = 0
     while True:
         try:
-            return await call()
+            return await (begun or call())
         except AWAY:
+            begun = None
             pause = full_jitter(attempt)
             if time.monotonic() + pause >= give_up:
                 raise

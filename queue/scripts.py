@@ -1,7 +1,8 @@
 """The Lua scripts: one file each, with the shared parts its first line names, run by content hash."""
 
+import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,7 @@ from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
 from stoker.queue import keys
+from stoker.queue.pipeline import PipelinedRedis
 
 Argument = str | bytes | int | float
 
@@ -51,21 +53,22 @@ class Scripts:
         """One round trip; a second one sends the source when the server doesn't know it (any more)."""
         wanted = script(name)
         try:
-            return await self._redis.evalsha(wanted.sha, 1, keys.meta(function), *arguments)  # type: ignore[misc]
+            return await self._redis.execute_command("EVALSHA", wanted.sha, 1, keys.meta(function), *arguments)
         except NoScriptError:
             return await self._redis.eval(wanted.source, 1, keys.meta(function), *arguments)  # type: ignore[misc]
 
-    async def run_each(self, name: str, functions: Sequence[str]) -> list[Any]:
-        """The same script without arguments for many functions, in one round trip."""
-        wanted = script(name)
-        try:
-            return await self._pipeline(wanted, functions)
-        except NoScriptError:
-            await self._redis.script_load(wanted.source)
-            return await self._pipeline(wanted, functions)
+    def begin(self, name: str, function: str, arguments: Sequence[Argument]) -> Awaitable[Any]:
+        """Like `run`, but what can be sent at once is."""
+        command = ("EVALSHA", script(name).sha, 1, keys.meta(function), *arguments)
+        sent = self._redis.sent(*command) if isinstance(self._redis, PipelinedRedis) else None
+        return self.run(name, function, arguments) if sent is None else self._reply(sent, name, function, arguments)
 
-    async def _pipeline(self, wanted: Script, functions: Sequence[str]) -> list[Any]:
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for function in functions:
-                pipeline.evalsha(wanted.sha, 1, keys.meta(function))
-            return await pipeline.execute()
+    async def _reply(self, sent: Awaitable[Any], name: str, function: str, arguments: Sequence[Argument]) -> Any:
+        try:
+            return await sent
+        except NoScriptError:
+            return await self.run(name, function, arguments)
+
+    async def run_each(self, name: str, functions: Sequence[str], arguments: Sequence[Argument] = ()) -> list[Any]:
+        """The same script with the same arguments for many functions, in one round trip."""
+        return await asyncio.gather(*(self.run(name, function, arguments) for function in functions))

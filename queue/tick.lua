@@ -1,4 +1,4 @@
--- uses: allow-oom | common jobs outbox lanes leaving finish requeue
+-- uses: allow-oom | common jobs chunks outbox lanes leaving finish requeue
 -- ARGV: the most jobs per duty. Answers how many were touched.
 local MOST = tonumber(ARGV[1])
 
@@ -9,7 +9,7 @@ local function reap()
     if job.attempt >= tonumber(job.max) then
       drop(job, 'dead', 'lost its worker ' .. job.worker .. ' in attempt ' .. job.attempt .. ' of ' .. job.max)
     else
-      requeue(job, job.attempt, 0)
+      requeue(job, job.attempt, 0, 'lost')
     end
   end
   return #late

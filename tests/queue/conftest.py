@@ -132,7 +132,7 @@ def enqueue_all(client: Redis, broker: Broker) -> Callable[[list[NewJob]], Await
         await broker.enqueue(jobs[0])
         async with client.pipeline(transaction=False) as pipeline:
             for new in jobs[1:]:
-                pipeline.evalsha(script("enqueue").sha, 1, keys.meta(new.function), *enqueue_arguments(new))
+                pipeline.evalsha(script("enqueue").sha, 1, keys.meta(new.function), *enqueue_arguments([new]))
             await pipeline.execute()
 
     return run
@@ -151,11 +151,13 @@ def lose_reply(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
         replies: list[Any] = []
 
         async def run(*arguments: Any) -> Any:
+            """Also what can be sent at once: `begin` is `run` then."""
             replies.append(await Scripts.run(scripts, *arguments))
             raise ReplyLost
 
         with monkeypatch.context() as patch:
             patch.setattr(scripts, "run", run)
+            patch.setattr(scripts, "begin", run)
             with pytest.raises(ReplyLost):
                 await call()
         return replies[0]

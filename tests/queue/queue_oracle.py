@@ -187,8 +187,8 @@ def ready_lanes(shot: Snapshot) -> list[str]:
     for lane in shot.lanes.values():
         first = min(lane, key=lambda job_id: lane[job_id])
         row = shot.jobs[first]
-        heads[f"tl:{row['priority']}:{row['tenant']}"][row.get("batch", "")] = lane[first]
-        ready[row["priority"]].add(row["tenant"])
+        heads[f"tl:{row.get('priority', '1')}:{row['tenant']}"][row.get("batch", "")] = lane[first]
+        ready[row.get("priority", "1")].add(row["tenant"])
     problems = [] if heads == shot.tenant_lanes else [f"I7: lane heads {dict(heads)}, listed {shot.tenant_lanes}"]
     listed = {priority: set(tenants) for priority, tenants in shot.ready.items()}
     return problems + ([] if ready == listed else [f"I7: ready {dict(ready)}, listed {listed}"])
@@ -196,9 +196,9 @@ def ready_lanes(shot: Snapshot) -> list[str]:
 
 def attempts(shot: Snapshot) -> list[str]:
     return [
-        f"I5: {job_id} is in attempt {row['attempt']} of {row['max']}"
+        f"I5: {job_id} is in attempt {row['attempt']} of {row.get('max', 3)}"
         for job_id, row in shot.jobs.items()
-        if int(row.get("attempt", 0)) > int(row["max"])
+        if int(row.get("attempt", 0)) > int(row.get("max", 3))
     ]
 
 

@@ -69,3 +69,19 @@ async def test_an_expired_lease_that_nobody_reaped_is_still_held(broker: Broker,
 
 async def test_nothing_held_is_no_round_trip(broker: Broker) -> None:
     assert await broker.beat("f", "w", {}) == {}
+
+
+async def test_a_kept_jobs_run_has_no_limit_but_the_whole_job_has(broker: Broker, client: Redis, start) -> None:
+    run, whole, stale = (
+        await start(run_within_ms=50),
+        await start(run_within_ms=50, finish_within_ms=60_000),
+        await start(),
+    )
+    held = {run.job_id: run.fence, whole.job_id: whole.fence, stale.job_id: stale.fence - 1}
+    assert await broker.unlimit("f", held) == 2
+    ((job_id, deadline),) = await client.zrange(keys.key("f", "dl"), 0, -1, withscores=True)
+    assert job_id.decode() == whole.job_id and deadline == float(
+        await client.hget(f"stoker:q:{{f}}:j:{whole.job_id}", "finish_by")
+    )
+    await asyncio.sleep(0.06)
+    assert await broker.beat("f", "w", {run.job_id: run.fence, whole.job_id: whole.fence}) == {}

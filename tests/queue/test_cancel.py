@@ -29,7 +29,7 @@ async def test_a_running_job_is_taken_from_its_worker(broker: Broker, start, ora
     assert await broker.cancel(claim.job_id) is JobState.CANCELLED
     while (message := channel.get_message(timeout=1)) is None:
         pass
-    assert message["data"].decode() == claim.job_id
+    assert message["data"].decode() == f"{claim.job_id} cancelled"
     channel.close()
     assert await broker.emit("f", [Emission(claim.job_id, claim.fence, 1, b"x")]) == [claim.job_id]
     assert await broker.done("f", [Completion(claim.job_id, claim.fence, b"r", b"u")]) == [Settled.STALE]

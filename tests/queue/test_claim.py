@@ -4,7 +4,7 @@ from queue_oracle import Oracle
 from redis.asyncio import Redis
 
 from stoker.queue import keys
-from stoker.queue.broker import Broker
+from stoker.queue.broker import Broker, ClaimTicket
 from stoker.queue.records import Claim, Completion, Emission, Failure, NewJob
 
 
@@ -55,6 +55,30 @@ async def test_batch_work_is_not_starved_by_urgent_work(broker: Broker, job) -> 
         gaps = [after - before for before, after in zip([-1, *positions], positions, strict=False)]
         assert len(positions) == 5
         assert max(gaps) <= 10 and min(gaps) >= 8
+
+
+async def test_tenants_may_be_passed_over(broker: Broker, job) -> None:
+    flood = await enqueue_in_order(broker, [job(tenant="flood") for _ in range(3)])
+    calm = await enqueue_in_order(broker, [job(tenant="calm"), job(tenant="calm", priority=2)])
+    ticket = ClaimTicket()
+    assert ids(await broker.claim_with(ticket, "f", "w", 4, but={"flood"})) == calm
+    assert ids(await broker.claim_with(ticket, "f", "w", 4, but={"flood", "calm"})) == []
+    assert ids(await broker.claim_with(ticket, "f", "w", 4)) == flood
+
+
+async def test_jobs_of_the_lowest_priority_may_be_counted_apart(broker: Broker, job) -> None:
+    """Of each kind as many as there is room for: a batch job is left where it is rather than take another's place."""
+    await enqueue_in_order(broker, [job(priority=priority) for priority in (2, 2, 2, 2, 2, 1, 0, 1)])
+
+    async def claimed(limit: int, lowest: int) -> list[int]:
+        return [claim.priority for claim in await broker.claim_with(ClaimTicket(), "f", "w", limit, 0, lowest)]
+
+    assert await claimed(2, 1) == [0, 1, 2]
+    assert await claimed(0, 1) == [2]
+    assert await claimed(4, 0) == [1]
+    assert await claimed(4, 0) == []
+    assert await claimed(1, -1) == [2]
+    assert await claimed(0, 9) == [2, 2]
 
 
 async def test_a_batch_has_one_key_and_starts_with_the_fair_head(broker: Broker, job) -> None:

@@ -49,7 +49,7 @@ async def test_a_write_whose_reply_is_lost_is_not_sent_again(tmp_path: Path) -> 
 
 async def test_a_silent_server_is_a_timeout(tmp_path: Path) -> None:
     async with counting_server(tmp_path / "s", b"") as seen:
-        client = connect(f"unix://{tmp_path}/s", socket_timeout_s=0.1)
+        client = connect(f"unix://{tmp_path}/s", socket_timeout_s=0.5)
         with pytest.raises(RedisTimeoutError):
             await client.incr("counter")
         assert len(seen) == 1

@@ -5,7 +5,6 @@ import redis
 from redis.asyncio import Redis
 
 from stoker.queue import cluster
-from stoker.queue.client import connect
 from stoker.queue.cluster import Cluster, Signal
 from stoker.queue.embedded import EmbeddedValkey
 
@@ -24,9 +23,30 @@ async def test_functions_are_kept_by_name(client: Redis) -> None:
 
 async def test_functions_are_replaced_in_one_step(client: Redis) -> None:
     subject = Cluster(client)
-    await subject.replace_functions({"f": {"version": "1"}, "g": {}}, [])
-    await subject.replace_functions({"f": {"version": "2"}, "h": {}}, ["g"])
+    await subject.change_functions(
+        "shop", lambda *_: cluster.Change({"f": {"version": "1"}, "g": {}}, [], {"1": {"by": "a"}})
+    )
+    await subject.change_functions(
+        "shop", lambda *_: cluster.Change({"f": {"version": "2"}, "h": {}}, ["g"], {"2": {"by": "b"}})
+    )
     assert await subject.functions() == {"f": {"version": "2"}, "h": {}}
+    assert await subject.releases("shop") == {"1": {"by": "a"}, "2": {"by": "b"}}
+    await client.delete(cluster.RELEASES_PREFIX + "shop")
+
+
+async def test_versions_of_an_app_that_is_gone_are_kept_for_a_while(client: Redis) -> None:
+    subject, key = Cluster(client), cluster.RELEASES_PREFIX + "shop"
+    await subject.change_functions("shop", lambda *_: cluster.Change({}, [], {"1": {}, "2": {}}))
+    await subject.change_functions("shop", lambda *_: cluster.Change({}, dropped=["1"]))
+    assert await subject.apps() == ["shop"] and await client.ttl(key) == -1
+    await subject.let_releases_go("shop", 50_000)
+    await subject.let_releases_go("shop", 90_000)
+    assert 0 < await client.pttl(key) <= 50_000
+    await subject.change_functions("shop", lambda *_: cluster.Change({}, [], {"2": {}}))
+    assert await client.ttl(key) == -1
+    await client.delete(key)
+    await subject.let_releases_go("shop", 50_000)
+    assert await subject.apps() == []
 
 
 async def test_failing_functions_are_forgotten_after_a_while(client: Redis) -> None:
@@ -131,7 +151,7 @@ async def test_changes_ring_the_controller(client: Redis) -> None:
 async def test_a_signal_wakes_on_a_message_and_after_a_reconnect(
     client: Redis, server_url: str, raw: redis.Redis
 ) -> None:
-    signal = Signal(server_url, connect, cluster.BELL)
+    signal = Signal(server_url, cluster.BELL)
     await signal.start()
     assert await signal.wait(5)
     assert not await signal.wait(0.02)
@@ -144,9 +164,20 @@ async def test_a_signal_wakes_on_a_message_and_after_a_reconnect(
     await signal.close()
 
 
+async def test_a_signal_does_not_hear_what_does_not_matter(client: Redis, server_url: str) -> None:
+    signal = Signal(server_url, cluster.BELL, matters=lambda message: message != b"served")
+    await signal.start()
+    assert await signal.wait(5)
+    await Cluster(client).ring("served")
+    assert not await signal.wait(0.1)
+    await Cluster(client).ring("asleep")
+    assert await signal.wait(5)
+    await signal.close()
+
+
 async def test_a_signal_starts_before_the_server(tmp_path: Path) -> None:
     server = EmbeddedValkey(tmp_path)
-    signal = Signal(server.url, connect, cluster.WANTED)
+    signal = Signal(server.url, cluster.WANTED)
     await signal.start()
     assert not await signal.wait(0.05)
     server.start()

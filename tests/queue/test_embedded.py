@@ -15,6 +15,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from stoker.queue import embedded
 from stoker.queue.embedded import SOCKET_PATH_LIMIT, EmbeddedServerError, EmbeddedValkey, default_socket_path
 
 
@@ -35,7 +36,7 @@ def test_keeps_its_data_over_a_restart(tmp_path: Path) -> None:
         assert client.config_get("maxmemory-policy", "appendonly", "appendfsync", "port") == {
             "maxmemory-policy": "noeviction",
             "appendonly": "yes",
-            "appendfsync": "everysec",
+            "appendfsync": "no",
             "port": "0",
         }
     server.stop()
@@ -58,6 +59,31 @@ def test_a_killed_server_starts_again_with_everything_acknowledged(tmp_path: Pat
     server.start()
     with redis.Redis.from_url(server.url) as client:
         assert client.dbsize() == 500
+    server.stop()
+
+
+def test_what_is_acknowledged_is_in_the_file_and_soon_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[int, int]] = []
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        state = os.fstat(fd)
+        real(fd)
+        synced.append((state.st_ino, state.st_size))
+
+    monkeypatch.setattr(embedded, "SYNC_S", 0.05)
+    monkeypatch.setattr(embedded.os, "fsync", fsync)
+    server = EmbeddedValkey(tmp_path)
+    server.start()
+    (file,) = tmp_path.glob("appendonlydir/*.incr.aof")
+    with redis.Redis.from_url(server.url) as client:
+        for i in range(200):
+            client.set("key", f"value-{i}")
+            assert f"value-{i}\r\n".encode() in file.read_bytes()
+    state = file.stat()
+    assert eventually(lambda: (state.st_ino, state.st_size) in synced)
     server.stop()
 
 

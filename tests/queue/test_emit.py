@@ -68,3 +68,21 @@ async def test_no_stream_key_for_a_job_that_never_streams(broker: Broker, client
     await broker.cancel(plain.job_id)
     await broker.cancel(silent.job_id)
     assert await client.exists(keys.chunks("f", plain.job_id), keys.chunks("f", silent.job_id)) == 0
+
+
+async def test_an_entry_names_its_attempt_and_its_number(broker: Broker, start) -> None:
+    """So one that is sent again is known without a look at the record, and the one before it too."""
+    claim = await start(stream=True)
+    await broker.emit("f", [Emission(claim.job_id, claim.fence, seq, b"a") for seq in (1, 2)])
+    await broker.fail("f", [Failure(claim.job_id, claim.fence, b"", retry=True, counts=False)])
+    (second,) = await broker.claim("f", "w", 1)
+    assert [chunk.id for chunk in second.chunks] == [f"{claim.fence}-1", f"{claim.fence}-2"]
+    await broker.emit("f", [Emission(claim.job_id, second.fence, 1, b"b")])
+    assert (await broker.chunks(claim.job_id))[-1].id == f"{second.fence}-1"
+
+
+async def test_a_cost_alone_is_no_chunk(broker: Broker, start) -> None:
+    claim = await start(stream=True, cost=1)
+    parts = [Emission(claim.job_id, claim.fence, 1, b"a"), Emission(claim.job_id, claim.fence, 1, b"", 5.0)]
+    assert await broker.emit("f", [*parts, Emission(claim.job_id, claim.fence, 2, b"b", 6.0)]) == []
+    assert [chunk.data for chunk in await broker.chunks(claim.job_id)] == [b"a", b"b"]

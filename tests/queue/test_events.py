@@ -9,8 +9,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from stoker.queue import events as events_module
 from stoker.queue import keys
 from stoker.queue.broker import Broker
-from stoker.queue.events import Event, EventBus, Subscription
-from stoker.queue.records import Claim, Completion, Emission, Failure, JobState, NewJob, new_job_id, unpack
+from stoker.queue.events import Ending, Event, EventBus, Subscription
+from stoker.queue.records import Claim, Completion, Emission, Failure, JobState, NewJob, new_job_id
 
 MakeBus = Callable[..., Awaitable[EventBus]]
 
@@ -67,7 +67,7 @@ async def test_a_stream_arrives_whole_and_in_order(make_bus: MakeBus, broker: Br
     assert [event.kind for event in events].count("end") == 1
     end = events[-1]
     assert (end.kind, end.state, end.attempt) == ("end", JobState.SUCCEEDED, 1)
-    assert unpack(end.data) == {"result": b"r", "error": None, "usage": b"u", "notes": None, "reason": ""}
+    assert end.ending == Ending(result=b"r", error=None, usage=b"u", notes=None, reason="")
     assert [chunk.id for chunk in await broker.chunks(new.id)] == [event.id for event in events[:-1]]
 
 
@@ -94,7 +94,7 @@ async def test_small_results_travel_with_the_event(make_bus: MakeBus, broker: Br
     (end,) = await collect(subscription)
     record = await broker.job(new.id)
     assert record is not None and record.result == b"x" * size
-    assert end.data == b"" if size > 65536 else unpack(end.data)["result"] == record.result
+    assert end.ending is None if size > 65536 else end.ending and end.ending.result == record.result
 
 
 async def test_every_way_to_end_is_an_event(make_bus: MakeBus, broker: Broker, client: Redis, job) -> None:
@@ -121,10 +121,10 @@ async def test_every_way_to_end_is_an_event(make_bus: MakeBus, broker: Broker, c
         "lost": JobState.DEAD,
         "expire": JobState.EXPIRED,
     }
-    outcomes = {name: unpack(end.data) for name, end in ends.items()}
-    assert outcomes["cancel"]["reason"] == "client left"
-    assert outcomes["fail"]["error"] == outcomes["dead"]["error"] == b"e"
-    assert outcomes["lost"]["reason"] == "lost its worker w in attempt 1 of 1"
+    endings = {name: end.ending for name, end in ends.items() if end.ending is not None}
+    assert endings["cancel"].reason == "client left"
+    assert endings["fail"].error == endings["dead"].error == b"e"
+    assert endings["lost"].reason == "lost its worker w in attempt 1 of 1"
 
 
 async def test_attempts_have_a_visible_boundary(make_bus: MakeBus, broker: Broker, client: Redis, job) -> None:
@@ -260,6 +260,39 @@ async def test_a_slow_reader_does_not_fill_the_memory(
     await asyncio.sleep(0.05)
     assert len(subscription._events) <= 18
     assert data(await collect(subscription)) == [b"%d" % i for i in range(1, 201)]
+
+
+async def test_a_slow_reader_of_big_chunks_holds_few_of_them(
+    make_bus: MakeBus, broker: Broker, job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events_module, "MOST_WAITING_BYTES", 100_000)
+    bus = await make_bus()
+    new = job(stream=True)
+    subscription = bus.watch(new.id)
+    claim = await run_job(broker, new)
+    chunks = [b"%3d" % i + b"x" * 50_000 for i in range(60)]
+    for i, chunk in enumerate(chunks, start=1):
+        await emit(broker, claim, chunk, first=i)
+    await finish(broker, claim)
+    await asyncio.sleep(0.05)
+    assert len(subscription._events) <= 4
+    assert data(await collect(subscription)) == chunks
+
+
+async def test_what_is_read_at_once_is_bounded_in_bytes(broker: Broker, job) -> None:
+    """Pages of 32 entries until there is a mebibyte, over all jobs of one call; those behind get nothing yet."""
+    first, second = job(stream=True), job(stream=True)
+    chunk = b"x" * 100_000
+    for new in (first, second):
+        claim = await run_job(broker, new)
+        for i in range(1, 71):
+            await emit(broker, claim, chunk, first=i)
+    found, rest = await broker.peek(first.function, [(first.id, "0"), (second.id, "0")], 256)
+    assert found and rest
+    assert (len(found.entries), found.whole) == (32, False)
+    assert (len(rest.entries), rest.whole) == (0, False)
+    (again,) = await broker.peek(first.function, [(second.id, "0")], 20)
+    assert again and (len(again.entries), again.whole) == (20, False)
 
 
 async def test_readers_of_one_job_are_independent(make_bus: MakeBus, broker: Broker, job) -> None:

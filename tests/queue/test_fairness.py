@@ -200,13 +200,13 @@ async def test_the_order_is_that_of_the_reference(broker: Broker, client: Redis,
     @settings(max_examples=40, deadline=None)
     @given(STEPS, st.tuples(*[st.sampled_from([0.5, 1.0, 3.0])] * 3))
     def run(steps: list[tuple], weights: tuple[float, ...]) -> None:
+        # Not behind it: what a failure leaves would make the next example fail.
+        raw.flushall()
         asyncio.run_coroutine_threadsafe(
             compare(broker, job, steps, dict(zip(TENANTS, weights, strict=True))), loop
         ).result()
-        raw.flushall()
 
     await asyncio.to_thread(run)
-    assert await client.zcard(keys.key("f", "q")) == 0
 
 
 async def compare(broker: Broker, job, steps: list[tuple], weights: dict[str, float]) -> None:
@@ -222,5 +222,5 @@ async def compare(broker: Broker, job, steps: list[tuple], weights: dict[str, fl
         if second is not None and claims:
             last = claims[-1]
             estimate = await broker._redis.hget(keys.key("f", f"j:{last.job_id}"), "cost")  # type: ignore[misc]
-            reference.settle(last.tenant, second - float(estimate or 0))
+            reference.settle(last.tenant, second - float(estimate or 1))
             await broker.done("f", [Completion(last.job_id, last.fence, b"", b"", cost=second)])

@@ -6,8 +6,8 @@ import msgpack
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.queue.feed import Event, Feed, Frame
-from stoker.queue.records import JobState, unpack
+from stoker.queue.feed import Ending, Event, Feed, Frame
+from stoker.queue.records import JobState
 from stoker.queue.replies import Entry, View
 
 JOB = "f-01M8P9NXY7T1PMWEYN7D70NQY6"
@@ -65,7 +65,8 @@ class Stream:
         view = self.history[moment]
         start = 0 if after == "0-0" else next(i for i, entry in enumerate(self.entries) if entry.id == after) + 1
         entries = view.entries[start : start + most]
-        return View(view.state, view.attempt, view.past, view.reason, view.outcome, entries)
+        whole = len(entries) < most
+        return View(view.state, view.attempt, view.past, view.reason, view.outcome, entries, whole)
 
 
 def script(*words: str) -> Stream:
@@ -93,13 +94,7 @@ def test_live_frames_become_events() -> None:
     assert words(events) == ["a", "b", "retry", "c", "end"]
     assert [event.attempt for event in events] == [1, 1, 1, 2, 2]
     assert [event.id for event in events] == ["7-1", "7-2", "7-3", "7-4", ""]
-    assert unpack(events[-1].data) == {
-        "result": b"result",
-        "error": None,
-        "usage": b"usage",
-        "notes": None,
-        "reason": "",
-    }
+    assert events[-1].ending == Ending(result=b"result", error=None, usage=b"usage", notes=None, reason="")
     assert events[-1].state is JobState.SUCCEEDED
 
 
@@ -113,7 +108,7 @@ def test_a_gap_asks_for_the_stream() -> None:
     feed = Feed(JOB)
     assert feed.live(stream.frames[1]) is None
     assert feed.live(stream.frames[3]) is None
-    assert words(feed.missed(stream.view(1, feed.position, 100), 100)) == ["a", "b"]
+    assert words(feed.missed(stream.view(1, feed.position, 100))) == ["a", "b"]
     assert words(play(feed, stream.frames)) == ["c", "end"]
 
 
@@ -121,36 +116,36 @@ def test_resume_skips_what_was_seen() -> None:
     stream = script("a", "retry", "b", "end")
     assert words(play(Feed(JOB, "7-2"), stream.frames)) == ["b", "end"]
     feed = Feed(JOB, "7-2")
-    assert words(feed.missed(stream.view(-1, feed.position, 100), 100)) == ["b", "end"]
+    assert words(feed.missed(stream.view(-1, feed.position, 100))) == ["b", "end"]
 
 
 def test_an_attempt_that_ended_before_any_output_is_still_announced() -> None:
     stream = script("retry", "retry", "a")
     assert words(play(Feed(JOB), stream.frames)) == ["retry", "retry", "a"]
     feed = Feed(JOB)
-    assert words(feed.missed(stream.view(1, "0-0", 100), 100)) == ["retry"]
-    assert words(feed.missed(stream.view(1, "0-0", 100), 100)) == []
+    assert words(feed.missed(stream.view(1, "0-0", 100))) == ["retry"]
+    assert words(feed.missed(stream.view(1, "0-0", 100))) == []
 
 
 def test_a_page_that_is_full_is_not_the_end() -> None:
     stream = script("a", "b", "c", "end")
     feed = Feed(JOB)
-    assert words(feed.missed(stream.view(-1, "0-0", 2), 2)) == ["a", "b"]
-    assert words(feed.missed(stream.view(-1, feed.position, 2), 2)) == ["c", "end"]
+    assert words(feed.missed(stream.view(-1, "0-0", 2))) == ["a", "b"]
+    assert words(feed.missed(stream.view(-1, feed.position, 2))) == ["c", "end"]
 
 
 def test_a_large_outcome_is_left_to_the_reader() -> None:
     frame = [b"end", JOB.encode(), b"0", 1, b"succeeded", b"", False]
     (event,) = play(Feed(JOB), [frame])
-    assert (event.kind, event.data, event.state) == ("end", b"", JobState.SUCCEEDED)
+    assert (event.kind, event.ending, event.state) == ("end", None, JobState.SUCCEEDED)
 
 
 def test_a_record_that_is_gone_ends_the_feed() -> None:
     feed = Feed(JOB)
-    assert feed.missed(None, 100) == []
+    assert feed.missed(None) == []
     assert feed.live([b"read", JOB.encode()]) is None
-    (event,) = feed.missed(None, 100)
-    assert (event.kind, event.state, event.data) == ("end", None, b"")
+    (event,) = feed.missed(None)
+    assert (event.kind, event.state, event.ending) == ("end", None, None)
 
 
 @given(
@@ -170,10 +165,10 @@ def test_any_loss_is_made_up_for(kinds: list[str], moves: list[tuple[str, int]],
         elif move == "view":
             moment = min(number, place * 2, len(stream.history) - 1)
             if len(stream.history[moment].entries) >= position(stream, feed):
-                seen += feed.missed(stream.view(moment, feed.position, page), page)
+                seen += feed.missed(stream.view(moment, feed.position, page))
         place = min(place + (move in ("frame", "skip")), len(stream.frames))
     while not feed.over:
-        seen += feed.missed(stream.view(-1, feed.position, page), page)
+        seen += feed.missed(stream.view(-1, feed.position, page))
     assert words(seen) == ["first", *(f"c{i}" if kind == "chunk" else kind for i, kind in enumerate(kinds)), "end"]
 
 

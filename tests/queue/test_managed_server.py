@@ -12,7 +12,7 @@ import redis
 
 from stoker.queue.broker import Broker
 from stoker.queue.client import check_server, connect
-from stoker.queue.cluster import Cluster
+from stoker.queue.cluster import Change, Cluster
 from stoker.queue.embedded import valkey_binary
 from stoker.queue.events import EventBus
 from stoker.queue.records import Completion, Emission, JobState, NewJob, new_job_id
@@ -91,7 +91,7 @@ async def test_a_job_from_queue_to_answer(url: str) -> None:
 async def test_the_cluster_records(url: str) -> None:
     client = connect(url)
     cluster = Cluster(client)
-    await cluster.replace_functions({"f": {}, "g": {}}, [])
+    await cluster.change_functions("shop", lambda *_: Change({"f": {}, "g": {}}, [], {"1": {}}))
     await cluster.report_host("h1", {"devices": []})
     await cluster.report_host("h2", {"devices": []})
     assert list(await cluster.hosts()) == ["h1", "h2"]

@@ -1,3 +1,4 @@
+import os
 import re
 import time
 
@@ -5,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.queue.records import JobState, NewJob, RecordVersionError, function_of, new_job_id, pack, unpack
+from stoker.queue.records import (
+    JobState,
+    NewJob,
+    RecordVersionError,
+    function_of,
+    made_at_ms,
+    new_job_id,
+    pack,
+    unpack,
+)
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.binary() | st.text(),
@@ -38,6 +48,25 @@ def test_job_ids_are_unique_and_sort_by_time() -> None:
     late = [new_job_id("f") for _ in range(100)]
     assert len(set(early + late)) == 200
     assert max(early) < min(late)
+
+
+def test_a_forked_process_makes_other_ids() -> None:
+    new_job_id("f")
+    ours, theirs = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(theirs, " ".join(new_job_id("f")[-16:] for _ in range(10)).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    digits = os.read(ours, 1000).decode().split()
+    os.close(ours)
+    os.close(theirs)
+    assert len(digits) == 10 and not {new_job_id("f")[-16:] for _ in range(300)} & set(digits)
+
+
+def test_a_job_id_tells_when_it_was_made() -> None:
+    before = time.time_ns() // 1_000_000
+    made = made_at_ms(new_job_id("f"))
+    assert before <= made <= time.time_ns() // 1_000_000
 
 
 @pytest.mark.parametrize("text", ["", "f", "f-", "-01M8P9NXY7T1PMWEYN7D70NQY6", "f-01m8p9nxy7t1pmweyn7d70nqy6", "f-01"])

@@ -14,8 +14,8 @@ from stoker.queue.scripts import Scripts, script
 FOLDER = Path(stoker.queue.broker.__file__).parent
 ENTRIES = sorted(path.stem for path in FOLDER.glob("*.lua") if path.read_text().startswith("-- uses: "))
 PARTS = sorted({path.stem for path in FOLDER.glob("*.lua")} - set(ENTRIES))
-FREES_MEMORY = {"meter", "beat", "cancel", "claim", "done", "fail", "purge", "tick"}
-READS = {"dead", "look", "peek", "stat"}
+FREES_MEMORY = {"tried", "meter", "beat", "cancel", "claim", "done", "fail", "purge", "tick", "unlimit"}
+READS = {"dead", "list", "look", "peek", "stat"}
 
 
 def test_every_part_is_used() -> None:
@@ -41,7 +41,7 @@ def test_only_the_server_tells_the_time_and_every_key_has_the_tag(name: str) -> 
     """Key names are made from the one key given, so that they share its slot."""
     source = (FOLDER / f"{name}.lua").read_text()
     assert "KEYS[" not in source or name == "common"
-    assert not re.search(r"stoker:(?!gateway:|worker:|handover:|bell:|q:\{function\})", source)
+    assert not re.search(r"stoker:(?!gateway:|worker:|handover:|bell:|hooks'|q:\{function\})", source)
     assert "os.time" not in source and ("'TIME'" in source) == (name == "common")
 
 

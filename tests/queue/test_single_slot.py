@@ -11,7 +11,9 @@ import redis
 
 from stoker.queue.broker import Broker
 from stoker.queue.client import connect
+from stoker.queue.deliveries import Deliveries, Try
 from stoker.queue.embedded import valkey_binary
+from stoker.queue.listing import Listing
 from stoker.queue.records import Completion, Emission, Failure, JobState, NewJob, Settled, new_job_id
 
 
@@ -65,10 +67,10 @@ async def test_a_violation_would_be_noticed(cluster_url: str) -> None:
 
 async def test_every_script_stays_in_the_slot_of_its_function(cluster_url: str) -> None:
     client = connect(cluster_url)
-    broker = Broker(client)
+    broker, deliveries = Broker(client), Deliveries(client)
     for function in ("f", "g", "text-to-image"):
         jobs = [
-            new_job(function),
+            new_job(function, webhook="https://example.com/"),
             new_job(function, tenant="b", weight=2, start_within_ms=60_000, batch_key="k"),
             new_job(function, idempotency_key="", delay_ms=60_000),
             new_job(function, idempotency_key="", priority=2, finish_within_ms=1),
@@ -97,6 +99,10 @@ async def test_every_script_stays_in_the_slot_of_its_function(cluster_url: str) 
         await broker.fail(function, [Failure(claim.job_id, claim.fence, b"e", retry=False)])
         assert await broker.replay(claim.job_id) is JobState.QUEUED
         assert await broker.cancel(claim.job_id) is JobState.CANCELLED
+        (told, *_) = await deliveries.take([function], 10, 60_000)
+        assert await deliveries.tried(told, Try(1.0, 0.1, 500, ""), "pending", 60, b"said")
+        assert await deliveries.again(told.id)
+        assert (await Listing(client).page([function], 100, tenant="a")).jobs
     backlogs = await broker.backlogs(["f", "g", "text-to-image"])
     assert {row.queued for row in backlogs.values()} == {1}
     for function in backlogs:

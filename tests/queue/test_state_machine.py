@@ -1,5 +1,6 @@
 """Random operations against a model in plain Python; an oracle checks the invariants from outside after each."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, ClassVar
@@ -18,6 +19,7 @@ from stoker.queue.records import (
     Claim,
     Completion,
     Emission,
+    Enqueued,
     Failure,
     IdempotencyMismatch,
     JobState,
@@ -30,6 +32,7 @@ from stoker.queue.records import (
 from stoker.queue.scripts import Scripts
 
 LIMIT = 10
+TOGETHER = 5
 HAND_BACKS = 10
 ENDED = tuple(state for state in JobState if state.terminal)
 WORKER_NAMES = ["w1", "w2"]
@@ -51,8 +54,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.jobs: dict[str, ModelJob] = {}
         self.places = 0
         self.tickets = {worker: ClaimTicket() for worker in WORKER_NAMES}
-        self.standing: dict[str, int] = {}
-        self.unheard: dict[str, ModelJob] = {}
+        self.standing: dict[str, tuple[int, int]] = {}
+        self.unheard: dict[str, list[tuple[ModelJob, int]]] = {}
         self.messages = self.server.raw.pubsub()
         for worker in WORKER_NAMES:
             self.messages.subscribe(keys.handover_channel(worker))
@@ -64,6 +67,8 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
         operations = [self.enqueue, self.enqueue, self.claim, self.claim, self.beat, self.claim_or_stand]
+        if len(self.found(*WAITING)) <= LIMIT - TOGETHER:
+            operations += [self.enqueue_together]
         if self.jobs:
             operations += [self.enqueue_again, self.cancel, self.write_without_holding]
         if self.found(JobState.DEAD, JobState.FAILED):
@@ -91,6 +96,7 @@ class QueueMachine(RuleBasedStateMachine):
         if draw(st.booleans(), label="reply lost"):
             with pytest.MonkeyPatch.context() as patch, suppress(ReplyLost):
                 patch.setattr(Scripts, "run", lose(Scripts.run))
+                patch.setattr(Scripts, "begin", lose(Scripts.begin))
                 self.server.run(operation())
         return self.server.run(operation())
 
@@ -128,43 +134,81 @@ class QueueMachine(RuleBasedStateMachine):
     def accept(self, draw: Any, new: NewJob) -> None:
         alone = not new.delay_ms and not any(job.in_lane for job in self.jobs.values())
         answer = self.call(draw, lambda: self.broker.enqueue(new))
-        wake = alone and not self.standing
+        taken = alone and bool(self.standing) and new.priority < 2
+        wake = alone and not taken
         assert (answer.job_id, answer.created, answer.wake) == (new.id, True, wake)
         self.jobs[new.id] = ModelJob(new, self.next_place(), bool(new.delay_ms), wake)
         if new.idempotency_key:
             self.used_keys[new.tenant, new.idempotency_key] = (new.id, new.request_digest)
-        assert answer.state is (JobState.RUNNING if alone and self.standing else JobState.QUEUED)
-        if answer.state is JobState.RUNNING:
-            self.check_handover(draw, new.id)
+        assert answer.state is (JobState.RUNNING if taken else JobState.QUEUED)
+        self.check_handovers(draw, [new.id] if taken else [], 1)
 
-    def check_handover(self, draw: Any, job_id: str) -> None:
-        """One worker of those that stand is told, once; half the time it doesn't hear it."""
-        message = self.messages.get_message(timeout=5)
-        assert message is not None and self.messages.get_message() is None
-        worker = message["channel"].decode().removeprefix(keys.HANDOVER_CHANNEL)
-        origin, number, row = msgpack.unpackb(message["data"], raw=True)
-        claim, ticket = replies.claim("f", row), self.tickets[worker]
-        assert (origin.decode(), int(number)) == (ticket.origin, self.standing.pop(worker))
-        assert claim.job_id == job_id
-        self.check_claim(claim, worker)
-        if draw(st.booleans(), label="message lost"):
-            self.unheard[worker] = self.jobs[job_id]
+    def enqueue_together(self, draw: Any) -> None:
+        """Half the time, jobs that one claim may have together."""
+        alike = draw(NEW_JOBS) if draw(st.booleans(), label="alike") else {}
+        plain: Any = {"idempotency_key": "", "request_digest": "", "delay_ms": 0}
+        drawn = [{**draw(NEW_JOBS), **alike, **plain} for _ in range(draw(st.integers(2, TOGETHER)))]
+        new = [NewJob(id=new_job_id("f"), function="f", payload=b"payload", gateway="gw", **each) for each in drawn]
+        alone = not any(job.in_lane for job in self.jobs.values())
+        answers = self.call(draw, lambda: together(self.broker, new))
+        states = [answer.state for answer in answers]
+        taken = states.index(JobState.QUEUED) if JobState.QUEUED in states else len(new)
+        assert set(states[taken:]) <= {JobState.QUEUED}
+        for place, job in enumerate(new):
+            self.jobs[job.id] = ModelJob(job, self.next_place(), False, alone and place == taken)
+            assert answers[place].wake is (alone and place == taken)
+        most = sum(room for _, room in self.standing.values()) if len({job.tenant for job in new}) == 1 else 1
+        batches = {job.batch_key for job in new}
+        expected = [job.priority < 2 for job in new].index(False) if any(job.priority == 2 for job in new) else len(new)
+        if not alone or not self.standing:
+            assert taken == 0
+        elif len(batches) == 1:
+            assert taken == min(expected, most)
         else:
-            ticket.standing = None
+            assert taken <= min(expected, most)
+        self.check_handovers(draw, [job.id for job in new[:taken]], most)
+
+    def check_handovers(self, draw: Any, taken: list[str], most: int) -> None:
+        """Each job goes to one worker of those that stand, which is told once, in order and no more than there is room
+        for; half the time a worker doesn't hear it."""
+        told: list[str] = []
+        while len(told) < len(taken):
+            message = self.messages.get_message(timeout=5)
+            assert message is not None
+            if not message["data"]:
+                # Whether the worker listens.
+                continue
+            worker = message["channel"].decode().removeprefix(keys.HANDOVER_CHANNEL)
+            origin, number, rows = msgpack.unpackb(message["data"], raw=True)
+            claims, ticket = [replies.claim("f", row) for row in rows], self.tickets[worker]
+            stood, room = self.standing.pop(worker)
+            assert (origin.decode(), int(number)) == (ticket.origin, stood)
+            assert 1 <= len(claims) <= min(room, most)
+            assert len({self.jobs[claim.job_id].new.batch_key for claim in claims}) == 1
+            told += [claim.job_id for claim in claims]
+            for claim in claims:
+                self.check_claim(claim, worker)
+            if draw(st.booleans(), label="message lost"):
+                self.unheard[worker] = [(self.jobs[claim.job_id], claim.fence) for claim in claims]
+            else:
+                ticket.standing = None
+        assert told == taken
+        assert self.messages.get_message() is None
 
     def claim_or_stand(self, draw: Any) -> None:
-        """First comes what the worker's last stand got, unless that is over; then what there is."""
+        """First comes what the worker's last stand got, as far as that isn't over; then what there is."""
         worker, limit = draw(WORKERS), draw(st.integers(1, 4))
-        ticket, missed = self.tickets[worker], self.unheard.pop(worker, None)
+        ticket, missed = self.tickets[worker], self.unheard.pop(worker, [])
         claims = self.call(draw, lambda: self.broker.claim_with(ticket, "f", worker, limit, 600_000))
         self.standing.pop(worker, None)
-        if missed and (missed.state, missed.worker) == (JobState.RUNNING, worker) and missed.attempt == 1:
-            assert [(claim.job_id, claim.fence) for claim in claims] == [(missed.new.id, missed.fence)]
+        held = [(job.new.id, fence) for job, fence in missed if (job.state, job.fence) == (JobState.RUNNING, fence)]
+        if held:
+            assert [(claim.job_id, claim.fence) for claim in claims] == held
             return
         self.check_claims(claims, worker, limit)
         if not claims:
             assert ticket.standing is not None
-            self.standing[worker] = ticket.standing
+            self.standing[worker] = (ticket.standing, limit)
 
     def enqueue_again(self, draw: Any) -> None:
         job = self.any_of(draw, *JobState)
@@ -327,9 +371,14 @@ class QueueMachine(RuleBasedStateMachine):
         shot = self.oracle.check("f")
         stored = {job_id: (row["state"], int(row.get("attempt", 0))) for job_id, row in shot.jobs.items()}
         assert stored == {job_id: (job.state.value, job.attempt) for job_id, job in self.jobs.items()}
-        entries = {f"{self.tickets[worker].origin} {number} 10000 {worker}" for worker, number in self.standing.items()}
-        assert shot.standing == entries
+        standing = [(self.tickets[worker].origin, *stands, 10000, worker) for worker, stands in self.standing.items()]
+        assert shot.standing == {" ".join(map(str, entry)) for entry in standing}
         assert set(shot.zsets["delay"]) == {job.new.id for job in self.delayed()}
+
+
+async def together(broker: Broker, jobs: list[NewJob]) -> list[Enqueued]:
+    """In one call of the script."""
+    return await asyncio.gather(*map(broker.enqueue, jobs))
 
 
 def test_the_queue_is_the_model(server_url: str) -> None:

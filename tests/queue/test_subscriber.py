@@ -53,7 +53,7 @@ class Peer:
 
 async def test_a_connection_that_answers_no_ping_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subscriber_module, "PING_AFTER_S", 0.02)
-    monkeypatch.setattr(subscriber_module, "DEAD_AFTER_S", 0.1)
+    monkeypatch.setattr(subscriber_module, "DEAD_AFTER_S", 1.0)
     peer, ready = Peer(), []
 
     async def test() -> None:
