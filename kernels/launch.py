@@ -1,9 +1,10 @@
-"""What every Triton module needs around its kernels: the decorator, its count of compiled variants, early starts, grid
+"""What every Triton module needs around its kernels: the decorator, what was compiled and restored, early starts, grid
 arithmetic."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -13,12 +14,14 @@ from triton import knobs
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.runtime.cache import triton_key
 
+AT_FIRST_LAUNCH = ("triton.experimental.gluon", "triton.experimental.gluon.nvidia.hopper")
 _KERNELS: list[Any] = []
-_ORIGINS = {"compiled": 0, "restored": 0, "warmed": 0}
+_ORIGINS = {"compiled": 0, "restored": 0, "late": 0}
+_warming = False
 
 
 def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """`triton.jit` whose kernels `compiled_variants` counts."""
+    """`triton.jit` whose kernels `prime` knows."""
     if function is None:
         return partial(jit, **options)
     kernel: Any = triton.jit(function, **options)
@@ -26,33 +29,26 @@ def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     return kernel
 
 
-def compiled_variants() -> int:
-    """Kernel variants made since the process started."""
-    return sum(len(cache[0]) for kernel in _KERNELS for cache in kernel.device_caches.values())
-
-
 @contextmanager
 def warming_up() -> Iterator[None]:
-    """Variants made meanwhile were not waited for by a request."""
-    before = compiled_variants()
+    """No request waits for what is compiled meanwhile."""
+    global _warming
+    _warming = True
     try:
         yield
     finally:
-        _ORIGINS["warmed"] += compiled_variants() - before
-
-
-def late_variants() -> int:
-    """Variants that some request has waited for."""
-    return compiled_variants() - _ORIGINS["warmed"]
+        _warming = False
 
 
 def origins() -> dict[str, int]:
-    """How many of them were compiled here, how many found compiled in Triton's cache, how many made by a warm-up."""
+    """How many of them were compiled here, how many found compiled in Triton's cache, and for how many of the compiled
+    ones some request has waited ("late")."""
     return dict(_ORIGINS)
 
 
 def note_origin(*, cache_hit: bool, **_: Any) -> None:
     _ORIGINS["restored" if cache_hit else "compiled"] += 1
+    _ORIGINS["late"] += not (cache_hit or _warming)
 
 
 knobs.compilation.listener = note_origin
@@ -60,7 +56,11 @@ knobs.compilation.listener = note_origin
 
 def prime() -> None:
     """Computes what no device decides of the names of compiled kernels: hashes of all of Triton, which take most of a
-    second, and of every kernel's source. Processes forked later have them."""
+    second, and of every kernel's source; and imports what Triton would import at the first launch. Processes forked
+    later have all this."""
+    for name in AT_FIRST_LAUNCH:
+        with suppress(ImportError):
+            import_module(name)
     triton_key()
     for kernel in _KERNELS:
         _ = kernel.cache_key

@@ -13,18 +13,7 @@ import torch
 from stoker.kernels import reference
 from stoker.kernels.reference import QKNorms, embed
 
-__all__ = [
-    "add_rms_norm",
-    "embed",
-    "full_attention",
-    "linear",
-    "paged_attention",
-    "rms_norm",
-    "rope_store",
-    "sample",
-    "silu_mul",
-    "steer",
-]
+__all__ = ["embed"]
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -76,6 +65,12 @@ def gated_linear(x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
     return _implementation(x).gated_linear(x, gate_up)
 
 
+def add_lora(
+    y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, slots: torch.Tensor, first: int
+) -> None:
+    _implementation(x).add_lora(y, x, a, b, slots, first)
+
+
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return _implementation(gate_up).silu_mul(gate_up)
 
@@ -105,9 +100,9 @@ def sample(
 
 
 def late_kernels() -> int:
-    """Kernel variants that a request has waited for; none where Triton isn't used."""
+    """Kernels that were compiled while a request waited; none where Triton isn't used."""
     launch = sys.modules.get("stoker.kernels.launch")
-    return launch.late_variants() if launch else 0
+    return launch.origins()["late"] if launch else 0
 
 
 def _implementation(tensor: torch.Tensor) -> ModuleType:

@@ -32,6 +32,23 @@ def gated_linear(x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
     return silu_mul(F.linear(x, gate_up))
 
 
+def add_lora(
+    y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, slots: torch.Tensor, first: int
+) -> None:
+    """y [T, N] += x [T, K] A^T B^T in place, by the adapter that slots i32[T] names for a row: 1 to L, or 0 for none.
+
+    a [L, P * R, K] and b [L, N, R] may be strided in L. The product has P parts: the `first` columns of y and equal
+    ones after them; each has R lines of a. Sums are float32, rounded to x's dtype between the products and at the end.
+    """
+    rank = b.shape[2]
+    for slot in set(slots.tolist()) - {0}:
+        rows, lines = (slots == slot).nonzero().squeeze(1), b[slot - 1].float()
+        middle = (x[rows].float() @ a[slot - 1].float().T).to(x.dtype).float().split(rank, 1)
+        parts = (lines[:first], *(lines[first:].chunk(len(middle) - 1) if len(middle) > 1 else ()))
+        added = torch.cat([own @ part.T for own, part in zip(middle, parts, strict=True)], 1)
+        y[rows] = (y[rows].float() + added).to(y.dtype)
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x [T, H] / rms(x) * weight [H], in float32, rounded once to x's dtype."""
     wide = x.float()

@@ -98,10 +98,3 @@ def read(file: Path) -> Tuned:
 
 def _tiles(decode: list[int], mixed: list[int], prefill: list[int], split: int) -> Tiles:
     return Tiles(Tile(*decode), Tile(*mixed), Tile(*prefill), split)
-
-
-def write(file: Path, table: Tuned, device_name: str) -> None:
-    attention = ",\n".join(f'  "{dim}": {json.dumps(tiles)}' for dim, tiles in table.attention.items())
-    gemv = ",\n".join(f"  {json.dumps(entry)}" for entry in table.gemv)
-    device = json.dumps(device_name)
-    file.write_text(f'{{\n "device": {device},\n "attention": {{\n{attention}\n }},\n "gemv": [\n{gemv}\n ]\n}}\n')

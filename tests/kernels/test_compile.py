@@ -13,7 +13,19 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from stoker.kernels import activation, attention, filters, full_attention, gemv, norm, rope, sampling, steering, tuning
+from stoker.kernels import (
+    activation,
+    attention,
+    filters,
+    full_attention,
+    gemv,
+    lora,
+    norm,
+    rope,
+    sampling,
+    steering,
+    tuning,
+)
 from stoker.kernels.attention_plan import Plan, plan
 from stoker.kernels.tuning import Tiles
 
@@ -28,7 +40,7 @@ POINTERS = {
     "min_p": "fp32", "seed": "i64", "position": "i64", "peaks": "fp32", "scores": "fp32", "winners": "i32",
     "tokens": "i64", "masses": "fp32", "tops": "fp32", "summary": "fp32", "limits": "i32", "lists": "i16",
     "counts": "i32", "seen": "i32", "lines": "i32", "bits": "i32", "presence": "fp32", "frequency": "fp32",
-    "repetition": "fp32",
+    "repetition": "fp32", "middle": "fp32", "adapters": "i32",
 }  # fmt: skip
 
 
@@ -118,6 +130,23 @@ def test_measured_tiles(table, dim, kind, tmp_path):
     compiled = attend(chosen, dim=dim)
     assert local_bytes(compiled, tmp_path) <= (CAPPED_SPILL_LIMIT if tile.registers else SPILL_LIMIT)
     assert compiled.metadata.shared <= SHARED_LIMIT
+
+
+LORA = {
+    "shrink": (lora._shrink, {"DEPTH": 4096, "BLOCK_K": 128}),
+    "expand": (lora._expand, {"BLOCK_N": 128}),
+}
+
+
+@pytest.mark.parametrize("rank", [16, 64])
+@pytest.mark.parametrize("rows", [16, 64])
+@pytest.mark.parametrize(("kernel", "constants"), LORA.values(), ids=LORA)
+def test_adapters(kernel, constants, rows, rank, tmp_path):
+    cuts = {"CUTS": 256 // rows} if "CUTS" in kernel.arg_names else {}
+    compiled = compile_for_hopper(kernel, {**constants, **cuts, "RANK": rank, "BLOCK_R": rank, "BLOCK_M": rows}, 4)
+    assert local_bytes(compiled, tmp_path) <= SPILL_LIMIT
+    assert compiled.metadata.shared <= SHARED_LIMIT
+    assert ("wgmma.mma_async" if rows >= 64 else "mma.sync") in compiled.asm["ptx"]
 
 
 ELEMENTWISE = {

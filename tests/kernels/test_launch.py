@@ -26,16 +26,17 @@ def compile_one() -> dict[str, int]:
 
 def test_a_kernel_compiled_elsewhere_is_found_in_the_unpacked_artifact(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "one"))
-    assert compile_one() == {"compiled": 1, "restored": 0, "warmed": 0}
+    assert compile_one() == {"compiled": 1, "restored": 0, "late": 1}
     artifact = pack(tmp_path / "one", "key")
     (tmp_path / "one").rename(tmp_path / "gone")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "two"))
     with pytest.raises(KernelsUnusable):
         unpack(artifact, "another", tmp_path / "two")
-    assert compile_one() == {"compiled": 1, "restored": 0, "warmed": 0}
+    with launch.warming_up():
+        assert compile_one() == {"compiled": 1, "restored": 0, "late": 0}
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "three"))
     unpack(artifact, "key", tmp_path / "three")
-    assert compile_one() == {"compiled": 0, "restored": 1, "warmed": 0}
+    assert compile_one() == {"compiled": 0, "restored": 1, "late": 0}
 
 
 def test_priming_leaves_only_lookups(monkeypatch):

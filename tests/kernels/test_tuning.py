@@ -1,3 +1,4 @@
+from benchmarks.kernels_tune import write
 from stoker.kernels import tuning
 from stoker.kernels.tuning import MAX_GEMV_ROWS, Gemv, Tile, Tiles, Tuned
 
@@ -5,12 +6,12 @@ from stoker.kernels.tuning import MAX_GEMV_ROWS, Gemv, Tile, Tiles, Tuned
 def test_a_table_survives_its_file(tmp_path):
     tiles = Tiles(Tile(16, 64, 4, 3), Tile(64, 64, 4, 3), Tile(128, 64, 8, 3, 128), 2)
     table = Tuned({128: tiles, 64: tiles}, (Gemv(1, 8, 16, 1, 16, 4, 1), Gemv(4, 8, 16, 0, 0, 0, 0)))
-    tuning.write(tmp_path / "tuned_x.json", table, "NVIDIA X")
+    write(tmp_path / "tuned_x.json", table, "NVIDIA X")
     assert tuning.read(tmp_path / "tuned_x.json") == table
 
 
 def test_an_empty_table_survives_too(tmp_path):
-    tuning.write(tmp_path / "tuned_x.json", tuning.UNTUNED, "NVIDIA X")
+    write(tmp_path / "tuned_x.json", tuning.UNTUNED, "NVIDIA X")
     assert tuning.read(tmp_path / "tuned_x.json") == tuning.UNTUNED
 
 
