@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import functools
+import signal
 from typing import Any
 
 
@@ -14,6 +15,15 @@ def open_context() -> bool:
         context = ctypes.c_void_p()
         return driver.cuInit(0) == 0 and driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
     return False
+
+
+def keep_open() -> None:
+    """Never returns. While one process has the driver open, another one's start takes 0.01 s of it instead of 0.1 s
+    (measured on an H200). Opened only, without a context, it holds 4 MiB of device memory."""
+    with contextlib.suppress(OSError):
+        ctypes.CDLL("libcuda.so.1").cuInit(0)
+    while True:
+        signal.pause()
 
 
 @functools.cache

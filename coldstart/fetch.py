@@ -1,4 +1,5 @@
-"""Fetches a model's chunks from the nearest sources into ring slots, each verified before it is handed out."""
+"""Fetches a model's chunks from the nearest sources into ring slots, each verified before it is handed out (unless
+their receiver does that)."""
 
 import threading
 import time
@@ -39,12 +40,14 @@ class Fetcher:
         connections: int = 8,
         cache: ChunkCache | None = None,
         peers: Peers | None = None,
+        verify: bool = True,
     ) -> None:
         largest = max((chunk.length for chunk in manifest.chunks), default=0)
         if largest > ring.slot_bytes:
             raise ValueError(f"a chunk of {largest} bytes doesn't fit a ring slot of {ring.slot_bytes}")
         self._url, self._chunks, self._ring = store.url, manifest.chunks, ring
-        self._published = manifest.published
+        self._checked = checked(manifest, verify)
+        self._verify = verify
         self._source, self._cache, self._peers = StoreSource(store, manifest), cache, peers
         self._changed = threading.Condition()
         self._board = Board([chunk.length for chunk in manifest.chunks], ring.slots)
@@ -113,7 +116,7 @@ class Fetcher:
                 "slot_wait_s": round(self._board.starved_s, 3),
                 "chunk_wait_s": round(self._awaited_s, 3),
                 "sources": self._tallies.report(),
-                "checked": "checksum of every chunk" if self._published else "length and version",
+                "checked": self._checked,
             }
 
     def _has_answer(self) -> bool:
@@ -141,6 +144,7 @@ class Fetcher:
 
     def _attempt(self, read: Read) -> None:
         chunk, into = self._chunks[read.chunk], self._ring.slot(read.slot)[: read.length]
+        read.watch.verify = self._verify
         with self._tallies.timing(read.length) as found:
             source = self._read(read, into)
             if source is None:
@@ -244,3 +248,9 @@ class Fetcher:
     def _count_ended(self, read: Read) -> None:
         for name in self._ended:
             self._ended[name] += getattr(read.watch, name)
+
+
+def checked(manifest: Manifest, verify: bool) -> str:
+    if not manifest.published:
+        return "length and version"
+    return "checksum of every chunk" if verify else "length and version; checksums by the receiver"

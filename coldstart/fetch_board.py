@@ -81,7 +81,8 @@ class Board:
     def defer(self, read: Read, until: float) -> None:
         """Someone else on this host is fetching the chunk: it is looked at again later."""
         self._close(read)
-        self._waiting.append((read.chunk, until))
+        if not self._waits(read.chunk):
+            self._waiting.append((read.chunk, until))
 
     def win(self, read: Read, now: float, holders: int, remote: bool) -> bool:
         """False when another read was first: the slot is free again. Otherwise the slot is held until it has been
@@ -91,6 +92,8 @@ class Board:
             return False
         self.reads.remove(read)
         self._missing.discard(read.chunk)
+        # A read that was given up may end well, when its rival has been deferred.
+        self._waiting = deque(item for item in self._waiting if item[0] != read.chunk)
         self._holders[read.slot] = holders
         if remote and now > read.started:
             self._rates.append(read.length / (now - read.started))
@@ -105,8 +108,13 @@ class Board:
 
     def has_rival(self, read: Read) -> bool:
         """Whether the chunk is there, or another read may still bring it."""
-        return read.chunk not in self._missing or any(
-            other.chunk == read.chunk and other is not read and not other.watch.stop.is_set() for other in self.reads
+        return (
+            read.chunk not in self._missing
+            or self._waits(read.chunk)
+            or any(
+                other.chunk == read.chunk and other is not read and not other.watch.stop.is_set()
+                for other in self.reads
+            )
         )
 
     def release(self, slot: int) -> None:
@@ -119,6 +127,9 @@ class Board:
         self.reads.remove(read)
         self._free.append(read.slot)
 
+    def _waits(self, chunk: int) -> bool:
+        return any(waiting == chunk for waiting, _ in self._waiting)
+
     def _next_chunk(self, now: float) -> int | None:
         return next((chunk for chunk, not_before in self._waiting if not_before <= now), None)
 
@@ -127,7 +138,9 @@ class Board:
         if now < self._look_at:
             return None
         self._look_at = now + LOOK_S
-        newest = {read.chunk: read for read in self.reads if read.chunk in self._missing}
+        newest = {
+            read.chunk: read for read in self.reads if read.chunk in self._missing and not read.watch.stop.is_set()
+        }
         progress = [read.progress(now) for read in newest.values()]
         slow = slowest(progress, typical_rate(self._rates, [read.progress(now) for read in self.reads]))
         if slow is None or not self._free or not may_hedge(self._committed(), slow.length, self._total_bytes):

@@ -63,6 +63,9 @@ class FileStore:
                 with suppress(FileNotFoundError):
                     yield info(key, keys[key].stat())
 
+    def signed_url(self, key: str, media_type: str) -> str:
+        return ""
+
     def delete(self, key: str) -> None:
         try:
             self.locate(key).unlink(missing_ok=True)

@@ -81,14 +81,13 @@ class Manifest:
 
     def pack(self) -> bytes:
         """A msgpack map of version, XXH3-64 of the body, and the body: the fields in msgpack."""
-        body = packed({name: getattr(self, name) for name in self.__slots__})
-        return packed({"version": VERSION, "checksum": xxhash.xxh3_64_intdigest(body), "body": body})
+        return enveloped(packed({name: getattr(self, name) for name in self.__slots__}))
 
     @classmethod
     def unpack(cls, data: bytes, name: str = MANIFEST_KEY) -> "Manifest":
         """Raises ManifestInvalid (naming `name`) for bytes that aren't a consistent manifest of this version."""
         try:
-            manifest = decode(msgpack.unpackb(data))
+            manifest = decode(data)
         except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
             raise ManifestInvalid(name, None, f"not a manifest ({type(error).__name__}: {error})") from error
         for problem in problems(manifest):
@@ -112,6 +111,10 @@ def packed(value: Any) -> bytes:
     return data
 
 
+def enveloped(body: bytes) -> bytes:
+    return packed({"version": VERSION, "checksum": xxhash.xxh3_64_intdigest(body), "body": body})
+
+
 def read_documents(store: ObjectStore, manifest: Manifest, names: Collection[str] = ()) -> dict[str, bytes]:
     """The published small files (all, or those of `names` that exist). Raises ObjectAltered for a changed one."""
     wanted = [entry for name, entry in manifest.documents.items() if not names or name in names]
@@ -131,11 +134,15 @@ def read_checked(store: ObjectStore, entry: FileEntry) -> bytes:
     return data
 
 
-def decode(envelope: dict[str, Any]) -> Manifest:
+def decode(data: bytes) -> Manifest:
+    envelope = msgpack.unpackb(data)
     if envelope["version"] != VERSION:
         raise ValueError(f"its version is {envelope['version']}, this program reads {VERSION}")
     if envelope["checksum"] != xxhash.xxh3_64_intdigest(envelope["body"]):
         raise ValueError("its checksum doesn't match")
+    if data != enveloped(envelope["body"]):
+        # The same values can be told by other bytes, such as a signed checksum.
+        raise ValueError("a byte outside its body was changed")
     fields = msgpack.unpackb(envelope["body"])
     return Manifest(
         revision=fields["revision"],

@@ -22,7 +22,7 @@ from stoker.coldstart.manifest import (
     read_manifest,
     revision_of,
 )
-from stoker.coldstart.repository import scan
+from stoker.coldstart.repository import Repository, scan
 from stoker.coldstart.store import ObjectInfo, ObjectStore
 
 HASHING_THREADS = 4
@@ -39,9 +39,14 @@ class Digest(NamedTuple):
 
 
 def publish(
-    source: Path, store: ObjectStore, on_progress: Progress | None = None, *, chunk_bytes: int = CHUNK_BYTES
+    source: Path,
+    store: ObjectStore,
+    on_progress: Progress | None = None,
+    *,
+    chunk_bytes: int = CHUNK_BYTES,
+    layout: Callable[[ObjectStore], Repository] = scan,
 ) -> Manifest:
-    """Checks the Hugging Face folder `source`, copies it into `store` and writes its manifest.
+    """Checks the folder `source`, by default in Hugging Face's `layout`, copies it into `store`, writes its manifest.
 
     Reads in blocks of 16 MiB. What the store already holds unchanged is not sent again. `on_progress` gets bytes done
     and bytes in all, each byte counted once for checksumming and once for storing. Raises a ColdStartError; the
@@ -50,7 +55,7 @@ def publish(
     if CHUNK_BYTES % chunk_bytes:
         raise ValueError(f"chunk_bytes must divide {CHUNK_BYTES}, unlike {chunk_bytes}")
     local = FileStore(source)
-    repository = scan(local)
+    repository = layout(local)
     spans = plan_chunks(repository.tensors, chunk_bytes)
     names = [*repository.shards, *repository.documents]
     meter = Meter(2 * sum(local.stat(name).size for name in names), on_progress)

@@ -25,6 +25,8 @@ DOCUMENTS = (
     "sentence_bert_config.json",
     "1_Pooling/config.json",
 )
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 TIED_HEAD = ("lm_head.weight", "model.embed_tokens.weight")
 
 
@@ -63,6 +65,13 @@ def scan(store: ObjectStore) -> Repository:
     aliases = tied_aliases(config, {tensor.name for tensor in tensors})
     stored = [tensor for tensor in tensors if tensor.name not in aliases]
     return Repository(shards, stored, aliases, [name for name in DOCUMENTS if name in names], found)
+
+
+def scan_adapter(store: ObjectStore) -> Repository:
+    """The same for an adapter in PEFT's layout. Raises ObjectMissing for an absent part."""
+    found = {name: store.stat(name) for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)}
+    tensors = read_header(store, found[ADAPTER_WEIGHTS], 0)
+    return Repository([ADAPTER_WEIGHTS], tensors, {}, [ADAPTER_CONFIG], found)
 
 
 def find_single(store: ObjectStore, names: set[str]) -> str:

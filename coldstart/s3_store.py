@@ -106,6 +106,11 @@ class S3Store:
         with self._control_call(key):
             self._client.delete_object(Bucket=self.bucket, Key=self._full(key))
 
+    def signed_url(self, key: str, media_type: str) -> str:
+        target = {"Bucket": self.bucket, "Key": self._full(key), "ResponseContentType": media_type}
+        with self._control_call(key):
+            return self._client.generate_presigned_url("get_object", target, ExpiresIn=SIGNED_FOR_S)
+
     def _read_once(self, key: str) -> bytes:
         with self._control_call(key):
             body = self._client.get_object(Bucket=self.bucket, Key=self._full(key))["Body"]

@@ -10,7 +10,8 @@ from stoker.coldstart.manifest import ITEM_BYTES, TensorEntry
 from stoker.coldstart.store import ObjectInfo, ObjectStore
 
 LENGTH_BYTES = 8
-MAX_HEADER_BYTES = 100_000_000
+# Far above any model's: one of 100 MB, as the format allows, would take seconds and a gigabyte to read.
+MAX_HEADER_BYTES, MAX_TENSORS, MAX_SIZE = 16 << 20, 1 << 16, 1 << 63
 FIRST_BYTES = 1 << 20
 
 
@@ -54,9 +55,13 @@ def fetch(store: ObjectStore, found: ObjectInfo, offset: int, length: int) -> by
 
 def parse_header(data: bytes | bytearray, file: int, data_start: int) -> list[TensorEntry]:
     """Tensors must follow each other without gap or overlap from `data_start` on. Raises HeaderInvalid."""
+    if data.count(b"data_offsets") > MAX_TENSORS:
+        raise HeaderInvalid(f"its header lists more than {MAX_TENSORS} tensors")
     try:
         header = json.loads(data.decode("utf-8"), object_pairs_hook=unique_keys)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except HeaderInvalid:
+        raise
+    except (ValueError, RecursionError) as error:
         raise HeaderInvalid(f"its header is not UTF-8 JSON ({error})") from error
     if not isinstance(header, dict):
         raise HeaderInvalid("its header is not a JSON object")
@@ -87,7 +92,7 @@ def parse_tensor(name: str, fields: Any, file: int, data_start: int) -> TensorEn
 
 
 def is_sizes(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < MAX_SIZE for value in values)
 
 
 def unique_keys(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

@@ -22,13 +22,14 @@ class ObjectInfo(NamedTuple):
 class ReadWatch:
     """Shared with a read in progress: `stop` ends it early (FetchCancelled), `retries` counts its repeated attempts,
     `refusals` those that the store asked to slow down by (429, 503, reset), `received` the bytes so far, `checked_s`
-    the time that their checksums took."""
+    the time that their checksums took. Without `verify`, somebody else compares the checksums."""
 
     stop: threading.Event = field(default_factory=threading.Event)
     retries: int = 0
     refusals: int = 0
     received: int = 0
     checked_s: float = 0.0
+    verify: bool = True
 
 
 class ObjectStore(Protocol):
@@ -54,6 +55,10 @@ class ObjectStore(Protocol):
 
     def delete(self, key: str) -> None:
         """Deleting what isn't there is not an error."""
+        ...
+
+    def signed_url(self, key: str, media_type: str) -> str:
+        """With which anyone may read the object for some minutes, as `media_type`; "" from a store that has none."""
         ...
 
 

@@ -159,6 +159,12 @@ def test_a_byte_flipped_on_the_way_is_read_again(fault_server, published):
     assert fetch_all(store, published, connections=1) == expected(published)
 
 
+def test_a_receiver_that_takes_the_checksums_itself_gets_the_bytes_as_they_came(fault_server, published):
+    fault_server.always = "flip"
+    found = fetch_all(published.serve(fault_server), published, verify=False)
+    assert found.keys() == expected(published).keys() and found != expected(published)
+
+
 def test_bytes_flipped_every_time_are_an_error(fault_server, published):
     store = published.serve(fault_server)
     fault_server.always = "flip"

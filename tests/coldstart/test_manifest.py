@@ -5,7 +5,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stoker.coldstart.failures import ManifestInvalid, ObjectMissing
@@ -84,6 +84,8 @@ def test_another_version_is_named():
 
 
 @given(st.integers(0, len(GOOD.pack()) - 1), st.integers(1, 255))
+@example(9, 0x01 ^ 0xC3)  # version: 1 -> true
+@example(19, 0xCF ^ 0xD3)  # checksum: unsigned -> signed
 def test_any_changed_byte_is_found(position: int, change: int):
     data = bytearray(GOOD.pack())
     data[position] ^= change

@@ -26,7 +26,7 @@ BODY = bytes(range(256)) * 2000
 @pytest.fixture
 def store(fault_server) -> S3Store:
     fault_server.objects["x"], fault_server.etags["x"] = BODY, '"one"'
-    return S3Store("models", retry_budget_s=0.5)
+    return S3Store("models", retry_budget_s=1)
 
 
 def read(store: S3Store, offset: int = 100, length: int = 200_000, etag: str = "", watch: Any = None) -> bytes:
@@ -160,7 +160,7 @@ def test_a_stuck_read_can_be_cancelled(store: S3Store, fault_server, fault: str)
 
 
 def test_a_stalled_body_is_given_up_and_continued(store: S3Store, fault_server):
-    store._patience = Patience(stall_s=0.3)
+    store._patience = Patience(stall_s=1)
     fault_server.faults.append("stall")
     watch = ReadWatch()
     assert read(store, watch=watch) == BODY[100:200_100]
