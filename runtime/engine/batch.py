@@ -14,7 +14,7 @@ from stoker.runtime.engine.scheduler import Work
 FROM_TABLE = -1
 """Stands for a token id that only the device knows: the last one it sampled for this row."""
 SEGMENT_WORDS = 4
-PARAM_WORDS = 8
+PARAM_WORDS, ADAPTER_WORD = 8, 6
 
 
 class Bucket(NamedTuple):
@@ -121,7 +121,7 @@ def pack_changes(work: Seq[Work], width: int, buffer: np.ndarray, start: int) ->
     for sequence in (item.sequence for item in work):
         if sequence.sent_blocks < 0:
             rows.append(sequence.row)
-            params.append(param_words(sequence.params))
+            params.append(param_words(sequence.params, sequence.adapter))
         first = max(0, sequence.sent_blocks)
         if first < len(sequence.blocks):
             cells.extend(range(sequence.row * width + first, sequence.row * width + len(sequence.blocks)))
@@ -135,12 +135,14 @@ def pack_changes(work: Seq[Work], width: int, buffer: np.ndarray, start: int) ->
     return Upload(buffer[: tail.params.stop], tail)
 
 
-def param_words(params: SamplingParams) -> np.ndarray:
-    """int32[8]: the bits of temperature, top_p and min_p (float32), top_k, the seed (int64), two spare words."""
+def param_words(params: SamplingParams, adapter: int) -> np.ndarray:
+    """int32[8]: the bits of temperature, top_p and min_p (float32), top_k, the seed (int64), the adapter's slot, and a
+    spare word."""
     words = np.zeros(PARAM_WORDS, np.int32)
     words.view(np.float32)[:3] = params.temperature, params.top_p, params.min_p
     words[3] = params.top_k
     words.view(np.int64)[2] = params.seed
+    words[ADAPTER_WORD] = adapter
     return words
 
 

@@ -29,14 +29,33 @@ class Entry:
 
 class BlockPool:
     def __init__(self, num_blocks: int) -> None:
-        """`num_blocks` usable blocks, numbered from NULL_BLOCK + 1 = 1."""
-        self.total = num_blocks
-        self._free = list(range(num_blocks, 0, -1))
-        self._references = [0] * (num_blocks + 1)
+        """`num_blocks` usable blocks, numbered from NULL_BLOCK + 1 = 1. More may come, and any may go."""
+        self.total = 0
+        self._free: list[int] = []
+        self._references: dict[int, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._entries: dict[bytes, Entry] = {}
         self._keys: dict[int, bytes] = {}
         self._serial = 0
+        self.add(range(1, num_blocks + 1))
+
+    def add(self, blocks: Sequence[int]) -> None:
+        """Usable blocks that the pool didn't have."""
+        self._free.extend(reversed(blocks))
+        self._references.update(dict.fromkeys(blocks, 0))
+        self.total += len(blocks)
+
+    def is_unused(self, blocks: Iterable[int]) -> bool:
+        """Nobody refers to those of `blocks` that are the pool's: they may be removed."""
+        return not any(self._references.get(block) for block in blocks)
+
+    def remove(self, blocks: Iterable[int]) -> None:
+        """Unused ones; their contents can't be found any more. Those that aren't the pool's are passed by."""
+        gone = {block for block in blocks if self._references.pop(block, None) is not None}
+        for block in gone & self._cached.keys():
+            self._forget(block)
+        self._free = [block for block in self._free if block not in gone]
+        self.total -= len(gone)
 
     @property
     def free(self) -> int:

@@ -3,7 +3,8 @@ read and booked. With asynchronous scheduling, a step is launched before the one
 device always has work; the tokens in between are known to the device alone."""
 
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Seq
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
@@ -12,19 +13,24 @@ from typing import TYPE_CHECKING
 import torch
 
 from stoker.kernels import ops
+from stoker.runtime.engine.attribution import TOKENS_PER_READ, parts_of
 from stoker.runtime.engine.blocks import BlockPool
 from stoker.runtime.engine.config import ModelConfig
 from stoker.runtime.engine.kv_tier import Copies, HostTier
 from stoker.runtime.engine.options import EngineOptions
-from stoker.runtime.engine.prefix import root_key
-from stoker.runtime.engine.request import Delta, GenerationRequest, require, validate
+from stoker.runtime.engine.prefix import PUBLIC, root_key
+from stoker.runtime.engine.request import Delta, FinishReason, GenerationRequest, require, validate
 from stoker.runtime.engine.runner import Launched, Runner
 from stoker.runtime.engine.scheduler import Outcome, Scheduler, Work, delta
 from stoker.runtime.engine.sequence import Sequence
-from stoker.runtime.engine.sizing import free_bytes, kv_size
+from stoker.runtime.engine.sizing import KVSize, free_bytes, kv_size
 from stoker.runtime.engine.weights import ModelWeights
+from stoker.runtime.pool.leeway import BATCH_SHARE, TENANTS_SHARE
+from stoker.runtime.pool.meter import Spent
+from stoker.runtime.pool.pace import Pace
 
 if TYPE_CHECKING:
+    from stoker.runtime.adapters.adapters import Adapters
     from stoker.runtime.engine.grammars import Follower, Grammars
 
 COMPILE_PAUSE_S = 0.01
@@ -32,31 +38,55 @@ COMPILE_PAUSE_S = 0.01
 log = logging.getLogger(__name__)
 
 
+def new_adapters(config: ModelConfig, options: EngineOptions, memory: torch.Tensor | None) -> "Adapters":
+    # Few models have any.
+    from stoker.runtime.adapters.adapters import Adapters
+
+    return Adapters(config, options, memory)
+
+
 class Engine:
     """Not thread-safe: one thread calls everything. Sampling depends on (seed, absolute position) only, so a request's
     tokens don't depend on its neighbours, on preemption, or on whether it was resumed."""
 
-    def __init__(self, config: ModelConfig, options: EngineOptions, weights: ModelWeights, revision: str = "") -> None:
-        """`weights` are filled and of the options' dtype. Raises NotEnoughMemory when the KV cache doesn't fit."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        options: EngineOptions,
+        weights: ModelWeights,
+        revision: str = "",
+        cache: tuple[KVSize, torch.Tensor] | None = None,
+        slots: torch.Tensor | None = None,
+    ) -> None:
+        """`weights` are filled and of the options' dtype. `cache` is memory that other models have a part in, and the
+        most that is of use to this one: which blocks of it are its own, the pool is told as they come and go. Without
+        it, there is a KV cache of this model's own. Raises NotEnoughMemory when that doesn't fit. `slots` is memory for
+        adapters, if it needn't be allocated."""
         self.options = options = options.resolve(config)
         self.config = config = config.within(options.max_model_len)
-        self.kv = kv_size(config, options, free_bytes(options.device))
-        self.pool = BlockPool(self.kv.num_blocks)
-        self.runner = Runner(config, options, weights, self.kv)
-        slots = options.host_cache_bytes // self.kv.block_bytes
-        self._copies = Copies(self.runner.kv, slots) if slots else None
+        self.adapters = new_adapters(config, options, slots) if options.adapter_slots else None
+        self.kv, memory = cache or (kv_size(config, options, free_bytes(options.device)), None)
+        self.pool = BlockPool(0 if cache else self.kv.num_blocks)
+        self.runner = Runner(config, options, weights, self.kv, memory, self.adapters)
+        self._tokens_per_read = TOKENS_PER_READ[options.device]
+        self._pace = Pace(self._tokens_per_read // 4)
+        kept = options.host_cache_bytes // self.kv.block_bytes
+        self._copies = Copies(self.runner.kv, kept) if kept else None
         self.scheduler = Scheduler(
             self.pool,
             token_budget=options.token_budget,
             max_seqs=options.max_seqs,
             prefix_cache=options.prefix_cache,
-            tier=HostTier(slots) if slots else None,
+            leeway=self._pace.leeway,
+            tier=HostTier(kept) if kept else None,
         )
         self._revision = revision
+        self._weights_bytes = weights.arena.nbytes
         self._in_flight: Launched | None = None
         self._sequences: dict[str, Sequence] = {}
         self._compiling: dict[str, Future[Follower]] = {}
         self._outbox: list[Delta] = []
+        self._spent: list[Spent] = []
         self._arrivals = 0
         self._steps = 0
 
@@ -66,19 +96,23 @@ class Engine:
             raise ValueError(f"request {request.id!r} is already here")
         validate(request, self.config.vocab_size, self.options.max_model_len)
         self._arrivals += 1
-        root = root_key(self._revision.encode(), self.options.dtype.encode(), request.cache_salt)
-        sequence = Sequence.of(request, self._arrivals, root, self.config.eos_token_ids)
+        model = (self._revision.encode(), self.options.dtype.encode())
+        adapter = request.adapter.revision.encode() if request.adapter else b""
+        root, public = root_key(*model, request.cache_salt, adapter), root_key(*model, PUBLIC, adapter)
+        sequence = Sequence.of(request, self._arrivals, root, self.config.eos_token_ids, public)
         if len(sequence.tokens) == sequence.end:
             self._outbox.append(delta(sequence, [], "length"))
             return
-        grammar = request.params.grammar
+        grammar, file = request.params.grammar, request.adapter
+        require(not file or self.adapters is not None, "this model was loaded without room for adapters")
         if grammar:
             require(self.grammars is not None, "this model was loaded without a tokenizer: it can't follow a grammar")
             assert self.grammars is not None
             self._compiling[request.id] = self.grammars.compile(grammar)
-        else:
-            self.scheduler.add(sequence)
+        if file and self.adapters:
+            self.adapters.ask(sequence, file)
         self._sequences[request.id] = sequence
+        self._add(sequence)
 
     def abort(self, request_id: str) -> None:
         """Frees what no step in flight still writes; the next step reports "abort", whatever the one in flight finds.
@@ -92,11 +126,13 @@ class Engine:
         one before, so that the first call returns none."""
         if self._compiling:
             self._admit_compiled()
+        if self.adapters and self.adapters.waiting:
+            self._admit_adapted(self.adapters)
         work = self.scheduler.schedule()
         if not work and not self._in_flight and self._copies and self._move_blocks(wait=True):
             work = self.scheduler.schedule()
         self._move_blocks()
-        if not work and not self._in_flight and len(self._sequences) > len(self._compiling):
+        if not work and not self._in_flight and not all(map(self._is_held, self._sequences.values())):
             raise RuntimeError(f"no progress is possible: {self.stats()}")
         launched, failed = self._launch(work) if work else (None, False)
         before, self._in_flight = self._in_flight, launched
@@ -109,8 +145,62 @@ class Engine:
         elif launched and self.options.async_scheduling == "off":
             self._in_flight = None
             deltas += self._settle(launched)
-        earlier, self._outbox = self._outbox, []
-        return earlier + deltas
+        return self.take_outbox() + deltas
+
+    def suspend(self) -> list[Delta]:
+        """Weights and blocks may be taken away after this: nothing is under way, and whatever ran is computed again
+        once it was told to `resume`. Until then there are no steps."""
+        launched, self._in_flight = self._in_flight, None
+        deltas = self._settle(launched) if launched else []
+        self.scheduler.preempt_all()
+        while self._move_blocks(wait=True):
+            pass
+        return deltas
+
+    @property
+    def redo_s(self) -> float:
+        """What it would take to compute again what is lost with the KV blocks of those that run."""
+        return self._pace.token_s * sum(sequence.computed for sequence in self.scheduler.running)
+
+    def resume(self, weights: ModelWeights) -> None:
+        """`weights` are there or on their way."""
+        self.runner.rebind(weights)
+
+    def give_way(self, ahead: Collection[str], shared: bool) -> None:
+        """Requests of tenants that are `ahead` have what others leave of the next steps. As long as they do, that is
+        what makes steps longer by a quarter at most: the others' latency is theirs, and not much of the device is lost.
+        Where the device is `shared` by tenants, steps are short, and those of batches are shorter as long as there has
+        lately been anything else: whoever comes next waits for one."""
+        if ahead or self._pace.leeway.share == TENANTS_SHARE:
+            self._pace.leeway.share = TENANTS_SHARE if ahead else BATCH_SHARE
+            for sequence in self._sequences.values():
+                sequence.patient = sequence.of_batch or sequence.tenant in ahead
+        most = self._pace.shared_step_tokens() if shared else 0
+        budget = self.options.token_budget
+        patient = 0 if self.rest_s() else self._pace.patient_step_tokens(time.monotonic_ns(), budget)
+        self.scheduler.limit_step(max(most or budget, self.options.max_seqs, 64), patient)
+
+    def rest_s(self) -> float:
+        """How long batches still leave the device to nobody, because others have just been here."""
+        if self._in_flight or not self._sequences or not all(each.of_batch for each in self._sequences.values()):
+            return 0.0
+        return self._pace.rest_s(time.monotonic_ns())
+
+    def take_outbox(self) -> list[Delta]:
+        """What can be told without a step."""
+        told, self._outbox = self._outbox, []
+        return told
+
+    def take_spent(self) -> list[Spent]:
+        """What steps that ended since the last call have computed, and when."""
+        spent, self._spent = self._spent, []
+        return spent
+
+    def add_blocks(self, blocks: Seq[int]) -> None:
+        """As many of them as are of use. What was queued on the device before this may still write them."""
+        self.pool.add(blocks[: self.kv.num_blocks - self.pool.total])
+        if self._copies:
+            self._copies.follow()
 
     @property
     def arena(self) -> torch.Tensor:
@@ -168,6 +258,7 @@ class Engine:
             "graphs": len(self.runner.graphs),
             "graph_bytes": self.runner.graphs.bytes,
             "graph_steps": self.runner.graphs.replays,
+            **(self.adapters.stats() if self.adapters else {}),
         }
 
     def generate(self, requests: Iterable[GenerationRequest]) -> dict[str, list[int]]:
@@ -178,30 +269,56 @@ class Engine:
             tokens[request.id] = []
         while self.has_work():
             for item in self.step():
-                if item.finish_reason == "error":
+                if item.finish_reason in ("error", "refused"):
                     raise RuntimeError(f"request {item.request_id}: {item.error}")
                 tokens[item.request_id] += item.tokens
         return tokens
 
+    def _is_held(self, sequence: Sequence) -> bool:
+        """It waits for its grammar or adapter; the scheduler doesn't know it."""
+        return sequence.id in self._compiling or (self.adapters is not None and self.adapters.awaits(sequence))
+
+    def _add(self, sequence: Sequence) -> None:
+        """Once nothing holds it any more."""
+        if not self._is_held(sequence):
+            self.scheduler.add(sequence)
+
     def _remove(self, sequence: Sequence) -> None:
+        if not self._is_held(sequence):
+            self.scheduler.remove(sequence)
+            return
+        sequence.ended = True
         if compiling := self._compiling.pop(sequence.id, None):
             compiling.cancel()
-        else:
-            self.scheduler.remove(sequence)
+        if self.adapters:
+            self.adapters.withdraw(sequence)
+
+    def _refuse(self, sequence: Sequence, reason: FinishReason, error: str) -> None:
+        del self._sequences[sequence.id]
+        self._remove(sequence)
+        self._outbox.append(delta(sequence, [], reason, error))
+
+    def _admit_adapted(self, adapters: "Adapters") -> None:
+        """Without any others, this waits for one."""
+        idle = not self._in_flight and all(map(self._is_held, self._sequences.values()))
+        for sequence, error in adapters.advance(idle):
+            self._refuse(sequence, "error", error)
+        for sequence in adapters.admit():
+            self._add(sequence)
 
     def _admit_compiled(self) -> None:
         """Sequences whose grammar is ready wait with the others from now on; without any others, this waits for one."""
         idle = len(self._sequences) == len(self._compiling) and not self._in_flight
         wait(self._compiling.values(), COMPILE_PAUSE_S if idle else 0, FIRST_COMPLETED)
         for id, compiling in [item for item in self._compiling.items() if item[1].done()]:
-            del self._compiling[id]
             sequence = self._sequences[id]
-            try:
+            if error := compiling.exception():
+                # A GrammarRefused; whoever asks for no grammar doesn't import what defines it.
+                self._refuse(sequence, "refused" if isinstance(error, ValueError) else "error", str(error))
+            else:
                 sequence.follower = compiling.result()
-                self.scheduler.add(sequence)
-            except Exception as error:
-                del self._sequences[id]
-                self._outbox.append(delta(sequence, [], "error", str(error)))
+                del self._compiling[id]
+                self._add(sequence)
 
     def _move_blocks(self, wait: bool = False) -> bool:
         """Between the tiers of the prompt cache; loads before the launch of the step that was planned with them. True
@@ -222,8 +339,11 @@ class Engine:
     def _launch(self, work: list[Work]) -> tuple[Launched | None, bool]:
         """The step under way, or None and True when it couldn't be launched."""
         self._steps += 1
+        began = time.monotonic_ns()
         try:
-            return self.runner.launch(work), False
+            launched = self.runner.launch(work)
+            launched.began_ns = began
+            return launched, False
         except torch.AcceleratorError:
             # The device context is broken for good: the process has to be replaced.
             raise
@@ -253,7 +373,12 @@ class Engine:
             return Outcome(-1, f"{type(error).__name__}: {error}")
 
     def _settle(self, launched: Launched) -> list[Delta]:
-        return self._commit(launched.work, launched.outcomes())
+        outcomes = launched.outcomes()
+        ended = time.monotonic_ns()
+        parts = parts_of(launched.work, self._weights_bytes, self.kv.block_bytes, self._tokens_per_read)
+        self._spent.append(Spent(parts, launched.began_ns, ended))
+        self._pace.settled([(item.count, item.sequence.patient) for item in launched.work], launched.began_ns, ended)
+        return self._commit(launched.work, outcomes)
 
     def _commit(self, work: Seq[Work], outcomes: Seq[Outcome]) -> list[Delta]:
         deltas = self.scheduler.commit(work, outcomes)

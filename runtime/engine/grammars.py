@@ -8,7 +8,7 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask_par
 
-from stoker.runtime.grammar import compiled, first_line, token_table
+from stoker.runtime.grammar import compiled, gist, token_table
 
 
 class Follower:
@@ -23,7 +23,7 @@ class Follower:
         fresh = tokens[self._consumed :]
         self._consumed = len(tokens)
         if len(fresh) and not self.matcher.consume_tokens(list(fresh)):
-            return f"the grammar can't be followed any further: {first_line(self.matcher.get_error())}"
+            return f"the grammar can't be followed any further: {gist(self.matcher.get_error())}"
         return ""
 
 

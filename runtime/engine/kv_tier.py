@@ -96,6 +96,11 @@ class Copies:
                 self._cache[block].copy_(self._host[slot], non_blocking=True)
         torch.cuda.current_stream().wait_stream(self._stream)
 
+    def follow(self) -> None:
+        """Copies from now on come after all work that is queued on the device."""
+        if self._stream:
+            self._stream.wait_stream(torch.cuda.current_stream())
+
     def saved(self, wait: bool = False) -> list[int]:
         """Blocks whose copies have ended since the last call; waits for at least one if there are any."""
         while self._under_way and (wait or self._under_way[0][0].query()):

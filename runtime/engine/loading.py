@@ -19,10 +19,10 @@ from stoker.coldstart.ring import Ring
 from stoker.coldstart.timeline import Timeline
 from stoker.coldstart.upload import Uploader, copy_stream, on_copy_stream
 from stoker.runtime.architecture import ENCODERS, POOLING
-from stoker.runtime.engine import bert
-from stoker.runtime.engine.bert import BertConfig, BertWeights
+from stoker.runtime.encoder import bert
+from stoker.runtime.encoder.bert import BertConfig, BertWeights
+from stoker.runtime.encoder.embedder import Embedder
 from stoker.runtime.engine.config import CONFIG, ModelConfig
-from stoker.runtime.engine.embedder import Embedder
 from stoker.runtime.engine.engine import Engine
 from stoker.runtime.engine.options import EngineOptions
 from stoker.runtime.engine.prefix import BLOCK_TOKENS
@@ -56,18 +56,34 @@ class Blueprint:
             return total_bytes(list(parameters), self.options.torch_dtype)
         return arena_bytes(self.config, self.options.torch_dtype)
 
+    @property
+    def slots_bytes(self) -> int:
+        """What its adapters take beside that."""
+        if isinstance(self.config, BertConfig) or not self.options.adapter_slots:
+            return 0
+        from stoker.runtime.adapters.slot_memory import slots_bytes
+
+        return slots_bytes(self.config, self.options)
+
 
 class ModelLoad:
-    """Allocates the parameters at once; raises a ColdStartError for a model that can't be loaded.
+    """Allocates the parameters at once, unless there is an `arena` for them and, behind them, for adapter `slots`;
+    raises a ColdStartError for a model that can't be loaded.
 
     `deliver` brings the weights from a parked `image` or from `files`, the published files' paths on this machine;
     without these someone has to `place` them chunk by chunk. With `check`, the bytes on the device are compared with
-    the published checksums in the end. One thread delivers, another may build the engine meanwhile; what it computes
-    waits for the weights that it reads.
+    the published checksums in the end. `restored`: its kernels need not be compiled. One thread delivers, another may
+    build the engine meanwhile; what it computes waits for the weights that it reads.
     """
 
     def __init__(
-        self, blueprint: Blueprint, files: Sequence[str] = (), image: HostImage | None = None, check: bool = False
+        self,
+        blueprint: Blueprint,
+        files: Sequence[str] = (),
+        image: HostImage | None = None,
+        check: bool = False,
+        restored: bool = False,
+        arena: torch.Tensor | None = None,
     ) -> None:
         self.timeline = Timeline()
         self.blueprint = blueprint
@@ -76,12 +92,16 @@ class ModelLoad:
         self._busy_ns = 0
         self._pin: Registration | None = None
         self._image = image
-        self._check = check
+        self._check, self._restored = check, restored
         self._manifest, self._config, self._options = blueprint.manifest, blueprint.config, blueprint.options
+        self.total_bytes = blueprint.arena_bytes if image else blueprint.manifest.total_bytes
         self._device_check: DeviceCheck | None = None
         self._source = MappedSource(self._manifest, [Path(file) for file in files]) if files else None
+        self.slots = arena[blueprint.arena_bytes :] if arena is not None and blueprint.slots_bytes else None
         try:
-            self._weights, self._uploader = self._allocate()
+            self.weights = self._allocate(None if arena is None else arena[: blueprint.arena_bytes])
+            # An image is copied as it is.
+            self._uploader = None if image else self._new_uploader()
         except BaseException:
             self.settle()
             raise
@@ -94,10 +114,6 @@ class ModelLoad:
     def revision(self) -> str:
         return self._manifest.revision
 
-    @property
-    def total_bytes(self) -> int:
-        return self.blueprint.arena_bytes if self._image else self._manifest.total_bytes
-
     def chunk_bytes(self, chunk: int) -> int:
         return self._manifest.chunks[chunk].length
 
@@ -109,6 +125,7 @@ class ModelLoad:
 
     def place(self, chunk: int, data: memoryview, pinned: bool = False) -> None:
         start = time.monotonic_ns()
+        assert self._uploader is not None
         self._uploader.place(chunk, data, pinned or bool(self._pin and self._pin.active))
         end = time.monotonic_ns()
         self._upload_ns += [start, end]
@@ -124,7 +141,7 @@ class ModelLoad:
 
         start = time.monotonic_ns()
         if self._image:
-            weights = self._weights
+            weights = self.weights
             self._image.copy_to(weights.arena, self._stage_ends(), weights.arrival, moved)
             self._upload_ns = [start, time.monotonic_ns()]
         elif self._source:
@@ -144,33 +161,33 @@ class ModelLoad:
         # Needs Triton, which a CPU's engine does without.
         from stoker.coldstart.device_check import DeviceCheck
 
-        self._device_check = DeviceCheck(self._manifest, self._weights.targets)
+        self._device_check = DeviceCheck(self._manifest, self.weights.targets)
         return self._device_check
 
-    def build(self) -> Engine | Embedder:
-        """What runs requests, ready for them. Raises NotEnoughMemory when the KV cache doesn't fit."""
-        if isinstance(self._weights, BertWeights):
+    def build(self, cache: tuple[KVSize, torch.Tensor] | None = None) -> Engine | Embedder:
+        """What runs requests, ready for them; `cache` is an Engine's. Raises NotEnoughMemory when that doesn't fit."""
+        if isinstance(self.weights, BertWeights):
             assert isinstance(self._config, BertConfig)
-            embedder = Embedder(self._config, self._options, self._weights)
+            embedder = Embedder(self._config, self._options, self.weights)
             with self.timeline.phase("warm up"):
                 embedder.warm_up()
             return embedder
         assert isinstance(self._config, ModelConfig)
         with self.timeline.phase("allocate KV cache") as facts:
-            engine = Engine(self._config, self._options, self._weights, self._manifest.revision)
+            engine = Engine(self._config, self._options, self.weights, self._manifest.revision, cache, self.slots)
             facts["bytes"] = engine.kv.total_bytes
         # A parked model has been warmed up in this process.
         if not self._image:
             with self.timeline.phase("warm up") as facts:
-                facts.update(engine.runner.warm_up(lone=True))
+                facts.update(engine.runner.warm_up(self._restored))
         return engine
 
     def complete(self) -> None:
         """Waits for the last copy and checksum. Raises when bytes are missing or wrong."""
-        if self._image:
-            wait_for_copies(self.device)
-        else:
+        if self._uploader:
             self._uploader.finish()
+        else:
+            wait_for_copies(self.device)
         if self._upload_ns:
             facts = {"bytes": self.total_bytes, "busy_s": self._busy_ns / 1e9}
             self.timeline.add("upload weights", self._upload_ns[0], time.monotonic_ns(), **facts)
@@ -182,7 +199,7 @@ class ModelLoad:
         if self._device_check:
             with self.timeline.phase("checksum on device", bytes=self._manifest.total_bytes):
                 self._compare(self._device_check)
-        self._weights.arrival.finish()
+        self.weights.arrival.finish()
 
     def _compare(self, check: "DeviceCheck") -> None:
         with on_copy_stream(self.device):
@@ -195,7 +212,7 @@ class ModelLoad:
             raise ObjectAltered(name, span, "its bytes on the device aren't the published ones")
 
     def fail(self, error: Exception) -> None:
-        self._weights.arrival.fail(error)
+        self.weights.arrival.fail(error)
 
     def cancel(self) -> None:
         if self._source:
@@ -210,23 +227,26 @@ class ModelLoad:
             self._pin.release()
             self._pin = None
 
-    def _allocate(self) -> tuple[ModelWeights | BertWeights, Uploader]:
+    def _allocate(self, arena: torch.Tensor | None) -> ModelWeights | BertWeights:
         config = self._config
         with self.timeline.phase("allocate weights") as facts:
             if isinstance(config, BertConfig):
-                weights = BertWeights.plan(config, self._options, bert.unused_sizes(self._manifest))
-                uploader = Uploader(self._manifest, weights.targets, weights.arrival, lambda name: 0)
+                weights = BertWeights.plan(config, self._options, bert.unused_sizes(self._manifest), arena)
             else:
-                weights = replace(plan(config, self._options), arrival=Arrival(stages(config)))
-                uploader = Uploader(self._manifest, weights.targets, weights.arrival, lambda n: stage_of(config, n))
+                weights = replace(plan(config, self._options, arena), arrival=Arrival(stages(config)))
             facts["bytes"] = weights.arena.nbytes
-        return weights, uploader
+        return weights
+
+    def _new_uploader(self) -> Uploader:
+        config = self._config
+        stage = (lambda name: 0) if isinstance(config, BertConfig) else (lambda name: stage_of(config, name))
+        return Uploader(self._manifest, self.weights.targets, self.weights.arrival, stage)
 
     def _stage_ends(self) -> list[int]:
-        if isinstance(self._weights, BertWeights):
-            return [self._weights.arena.nbytes]
+        if isinstance(self.weights, BertWeights):
+            return [self.weights.arena.nbytes]
         assert isinstance(self._config, ModelConfig)
-        return stage_ends(self._config, self._weights)
+        return stage_ends(self._config, self.weights)
 
     def facts(self, engine: Engine | Embedder) -> dict[str, Any]:
         """What is told of a model that is ready."""
@@ -234,8 +254,9 @@ class ModelLoad:
         kv = engine.kv if isinstance(engine, Engine) else KVSize(0, 0)
         return {
             "revision": self._manifest.revision,
-            "parameters": sum(target.numel() for target in self._weights.targets.values()),
-            "parameter_bytes": self._weights.arena.nbytes,
+            "parameters": sum(target.numel() for target in self.weights.targets.values()),
+            "parameter_bytes": self.weights.arena.nbytes,
+            "host_bytes": host_bytes(engine),
             "device": options.device,
             "device_name": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
             "dtype": options.dtype,
@@ -270,6 +291,14 @@ def parse(documents: Mapping[str, bytes], name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UnsupportedModel(name, None, "not a JSON object")
     return value
+
+
+def host_bytes(engine: Engine | Embedder) -> int:
+    """Of host memory, at most: adapters' copies, and what the prompt cache keeps there."""
+    if isinstance(engine, Embedder):
+        return 0
+    block = engine.kv.block_bytes
+    return (engine.adapters.host_bytes if engine.adapters else 0) + engine.options.host_cache_bytes // block * block
 
 
 def describe(error: Exception) -> dict[str, Any]:

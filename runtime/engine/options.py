@@ -26,6 +26,9 @@ class EngineOptions:
 
     `async_scheduling` plans and starts a step before the tokens of the one before are known; "auto" does so where the
     device computes by itself (a GPU): on a CPU nothing would overlap. `cuda_graphs` replays whole steps there.
+
+    Room for `adapter_slots` LoRA adapters of up to `adapter_rank` is kept beside the weights (0: requests can't name
+    any).
     """
 
     device: Literal["cpu", "cuda"] = "cpu"
@@ -39,6 +42,8 @@ class EngineOptions:
     host_cache_bytes: int = 0
     async_scheduling: Literal["auto", "on", "off"] = "auto"
     cuda_graphs: bool = True
+    adapter_slots: int = 0
+    adapter_rank: int = 16
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "EngineOptions":

@@ -4,12 +4,15 @@ import hashlib
 from array import array
 
 BLOCK_TOKENS = 16
+# No tenant's salt.
+PUBLIC = b"\0public"
 
 
-def root_key(model: bytes, dtype: bytes, salt: bytes) -> bytes:
-    """Start of a chain. Each field is tagged and length-prefixed, so no two sets of fields can run together."""
+def root_key(model: bytes, dtype: bytes, salt: bytes, adapter: bytes = b"") -> bytes:
+    """Start of a chain; `adapter` is its revision. Each field is tagged and length-prefixed, so no two sets of fields
+    can run together."""
     digest = hashlib.sha256(b"stoker.kv.root")
-    for tag, value in ((b"model", model), (b"dtype", dtype), (b"salt", salt)):
+    for tag, value in ((b"model", model), (b"dtype", dtype), (b"salt", salt), (b"adapter", adapter)):
         digest.update(tag + len(value).to_bytes(8, "little") + value)
     return digest.digest()
 
@@ -19,12 +22,14 @@ def block_key(parent: bytes, tokens: bytes) -> bytes:
 
 
 class HashChain:
-    """Keys and contents (the tokens as int32 bytes) of the full blocks of a growing list of tokens."""
+    """Keys and contents (the tokens as int32 bytes) of the full blocks of a growing list of tokens. The first
+    `public_blocks` are found by whoever has `public_root`; those behind them also follow from `root`."""
 
-    __slots__ = ("_contents", "_keys", "_root", "_tokens")
+    __slots__ = ("_contents", "_keys", "_public", "_root", "_tokens")
 
-    def __init__(self, root: bytes, tokens: "array[int]") -> None:
+    def __init__(self, root: bytes, tokens: "array[int]", public_root: bytes = b"", public_blocks: int = 0) -> None:
         self._root = root
+        self._public = (public_root, public_blocks)
         self._tokens = tokens
         self._keys: list[bytes] = []
         self._contents: list[bytes] = []
@@ -41,6 +46,11 @@ class HashChain:
         while len(self._keys) <= index:
             start = len(self._keys) * BLOCK_TOKENS
             content = self._tokens[start : start + BLOCK_TOKENS].tobytes()
-            parent = self._keys[-1] if self._keys else self._root
-            self._keys.append(block_key(parent, content))
+            self._keys.append(block_key(self._parent(), content))
             self._contents.append(content)
+
+    def _parent(self) -> bytes:
+        root, blocks = self._public
+        if not self._keys:
+            return root if blocks else self._root
+        return block_key(self._keys[-1], self._root) if len(self._keys) == blocks else self._keys[-1]

@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 import threading
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 STOP: Frame = {"t": "stop"}
 Inbox = SimpleQueue[Frame]
+SWITCH_S = 0.0005
 
 
 def main() -> None:
@@ -35,7 +37,7 @@ def main() -> None:
     channel = Channel.from_fd(args.socket_fd)
     timeline = Timeline()
     inbox: Inbox = SimpleQueue()
-    models = start(channel, Ring.attach(args.ring_fd, args.ring_slots), timeline, inbox)
+    models = start(channel, Ring.attach(args.ring_fd, args.ring_slots), timeline, inbox, args.device_bytes)
     threading.Thread(target=read, args=(channel, models, inbox), daemon=True, name="engine-reader").start()
     try:
         channel.send({"t": "hello", "pid": os.getpid(), "phases": timeline.take()})
@@ -49,10 +51,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--socket-fd", type=int, required=True)
     parser.add_argument("--ring-fd", type=int, required=True)
     parser.add_argument("--ring-slots", type=int, required=True)
+    parser.add_argument("--device-bytes", type=int, default=0, help="memory for all models; 0: what is free")
     return parser.parse_args()
 
 
-def start(channel: Channel, ring: Ring, timeline: Timeline, inbox: Inbox) -> "Models":
+def start(channel: Channel, ring: Ring, timeline: Timeline, inbox: Inbox, limit: int) -> "Models":
     """Imports what takes long here, where the timeline sees it."""
     # Threads that wait for each other by spinning burn the cores that the gateway and the agent need, and are several
     # times slower as soon as those are busy. OpenMP reads this once, when torch loads it.
@@ -65,10 +68,13 @@ def start(channel: Channel, ring: Ring, timeline: Timeline, inbox: Inbox) -> "Mo
     # What the imports made stays for good. Left to the collector, going through it again and again takes tens of
     # milliseconds at a time, between two tokens.
     gc.freeze()
+    # Whoever queues copies gives the interpreter's lock up for every piece of memory that it registers. To get it back
+    # from a thread that loads kernels would take 5 ms each time, Python's default.
+    sys.setswitchinterval(SWITCH_S)
     started = Timeline()
     if os.environ.get("CUDA_VISIBLE_DEVICES") != "":
         threading.Thread(target=open_device, args=(started,), daemon=True, name="cuda-context").start()
-    return Models(channel.send, ring, inbox.put, started)
+    return Models(channel.send, ring, inbox.put, started, limit)
 
 
 def open_device(timeline: Timeline) -> None:
@@ -102,18 +108,21 @@ def read(channel: Channel, models: "Models", inbox: Inbox) -> None:
 def serve(models: "Models", inbox: Inbox) -> None:
     """Until a stop frame, or the end of the channel."""
     while True:
-        while not models.has_work() and inbox.empty() and models.prepare_idle():
+        while models.wait_s() is None and inbox.empty() and models.prepare_idle():
             pass
-        for frame in waiting_frames(inbox, block=not models.has_work()):
+        for frame in waiting_frames(inbox, models.wait_s()):
             if frame["t"] == "stop":
                 return
             models.handle(frame)
         models.step()
 
 
-def waiting_frames(inbox: Inbox, block: bool) -> list[Frame]:
-    frames = [inbox.get()] if block else []
+def waiting_frames(inbox: Inbox, wait_s: float | None) -> list[Frame]:
+    """All that are there; the first one is waited for, None: for ever."""
+    frames: list[Frame] = []
     try:
+        if wait_s != 0:
+            frames.append(inbox.get(timeout=wait_s))
         while True:
             frames.append(inbox.get_nowait())
     except Empty:

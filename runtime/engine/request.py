@@ -4,12 +4,18 @@ import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from stoker.runtime.pool.meter import Charge
+
+if TYPE_CHECKING:
+    from stoker.runtime.adapters.adapter_file import AdapterFile
 
 MAX_BIASES = 1024
 MAX_TOP_LOGPROBS = 20
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort", "error", "refused"]
+"""What is refused is the request's own fault: it can't be run as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +66,23 @@ class SamplingParams:
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """`prior` holds tokens that an earlier attempt already produced: generation goes on after them, exactly as if it
-    had never stopped. Prefix-cache entries are shared only between requests with equal `cache_salt`."""
+    had never stopped. Prefix-cache entries are shared only between requests with equal `cache_salt`.
+    The first `public_tokens` of the prompt are no secret: their entries are shared between all requests.
+    `patient` requests have what others leave. Without an `adapter`, the model itself answers."""
 
     id: str
     prompt: Sequence[int]
     params: SamplingParams
     prior: Sequence[int] = field(default_factory=list)
     cache_salt: bytes = b""
+    patient: bool = False
+    public_tokens: int = 0
+    adapter: "AdapterFile | None" = None
+
+    @property
+    def tenant(self) -> str:
+        """Whoever shares cached prompts is one tenant."""
+        return self.cache_salt.decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +103,8 @@ class TokenLogprobs(NamedTuple):
 
 class Delta(NamedTuple):
     """New tokens of one request. `cached_tokens` of the `prompt_tokens` came from the prefix cache. `logprobs` has an
-    entry for each token if the request asked for them. `vectors` are those of an EmbedRequest, float32[texts, dim]."""
+    entry for each token if the request asked for them. `vectors` are those of an EmbedRequest, float32[texts, dim].
+    `charge`: what the request has had of the device up to now."""
 
     request_id: str
     tokens: list[int]
@@ -97,6 +114,7 @@ class Delta(NamedTuple):
     cached_tokens: int = 0
     logprobs: Sequence[TokenLogprobs] = ()
     vectors: bytes = b""
+    charge: Charge = Charge()
 
 
 def validate(request: GenerationRequest, vocab_size: int, max_model_len: int) -> None:

@@ -33,6 +33,7 @@ from stoker.runtime.engine.steering import Steered, Steering
 from stoker.runtime.engine.weights import ModelWeights
 
 if TYPE_CHECKING:
+    from stoker.runtime.adapters.adapters import Adapters
     from stoker.runtime.engine.grammars import Grammars
 
 PROMPT_SIZES = (17, 600, 4096)
@@ -49,6 +50,7 @@ class Launched:
     tokens: torch.Tensor
     steered: Steered | None = None
     copied: torch.cuda.Event | None = None
+    began_ns: int = 0
 
     def outcomes(self) -> list[Outcome]:
         """Waits for the step."""
@@ -57,7 +59,7 @@ class Launched:
         found = [outcome(token) for token in islice(self.tokens.tolist(), len(self.work))]
         if self.steered:
             for place, error in self.steered.errors.items():
-                found[place] = Outcome(-1, error)
+                found[place] = Outcome(-1, error, refused=True)
             for place, report in self.steered.reports().items():
                 if not found[place].error:
                     found[place] = found[place]._replace(logprobs=report)
@@ -67,16 +69,25 @@ class Launched:
 class Runner:
     """`options` are resolved."""
 
-    def __init__(self, config: ModelConfig, options: EngineOptions, weights: ModelWeights, size: KVSize) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        options: EngineOptions,
+        weights: ModelWeights,
+        size: KVSize,
+        cache: torch.Tensor | None = None,
+        adapters: "Adapters | None" = None,
+    ) -> None:
         self._config = config
         self._options = options
         self.weights = weights
-        self.kv = allocate_kv(config, options, size)
+        self._adapters = adapters
+        self.kv = cache if cache is not None else allocate_kv(config, options, size)
         self.cos_sin = cos_sin(config.rope, config.head_dim, options.max_model_len, options.device)
         largest = Bucket(options.max_seqs, options.token_budget)
         rows, width = rows_for(options.max_seqs), blocks_for(options.max_model_len)
         self.table = Table(rows, width, largest, options.device)
-        self.graphs = Graphs(config, options, graph_reserve(config, options))
+        self.limit_graphs(graph_reserve(config, options))
         self.grammars: Grammars | None = None
         self.may_capture = False
         # Kinds of steps that are to be run yet; None stands for steered rows.
@@ -85,15 +96,28 @@ class Runner:
         self._on_gpu = options.device == "cuda"
         self._results = [torch.zeros(options.max_seqs, dtype=torch.int64, pin_memory=self._on_gpu) for _ in range(2)]
 
+    def limit_graphs(self, size: int) -> None:
+        """There are none at first."""
+        self._graph_bytes = size
+        self.graphs = Graphs(self._config, self._options, size)
+
+    def rebind(self, weights: ModelWeights) -> None:
+        """Other weights of the same model from now on. Graphs are for the addresses with which they were captured."""
+        if weights.arena.data_ptr() != self.weights.arena.data_ptr():
+            self.limit_graphs(self._graph_bytes)
+        self.weights = weights
+
     @torch.inference_mode()
     def launch(self, work: Seq[Work]) -> Launched:
         """Queues one step. Before it, the outcomes of the step before the last must have been asked for. May be called
         again with the same work once its input tokens are known: it writes the same values to the same places."""
         bucket = self._receive(work)
-        computed = self.graphs.replay(bucket)
+        # A graph waits for no weights that are on their way.
+        is_here = self.weights.arrival.done
+        computed = self.graphs.replay(bucket) if is_here else None
         if computed is None:
             launched = self._launched(work, self._compute(bucket))
-            if self.may_capture and launched.computed is None:
+            if self.may_capture and is_here and launched.computed is None:
                 self.graphs.capture(bucket, self._compute)
             return launched
         return self._launched(work, computed)
@@ -119,20 +143,19 @@ class Runner:
         """The tensors of a step, as `launch` makes them."""
         return self.table.batch(self._receive(work))
 
-    def warm_up(self, lone: bool = False) -> dict[str, int]:
+    def warm_up(self, restored: bool = False) -> dict[str, int]:
         """Runs every kind of step once on a GPU, so that no kernel is ever compiled or loaded while a request waits for
-        it. A few layers stand for all, and may be empty still: nothing here waits for weights. With `lone`, and if all
-        kernels were found compiled, what a lone request doesn't need is left to idle moments. Returns how many kernels
-        this process has compiled, and found compiled, up to now."""
+        it. A few layers stand for all, and may be empty still: nothing here waits for weights. Where all kernels were
+        `restored`, that is left to idle moments: the first request loads just those that it needs, while its weights
+        arrive. Returns how many kernels this process has compiled, and found compiled, up to now."""
         if not self._on_gpu:
             return {}
         from stoker.kernels.launch import origins
 
-        crowd = crowd_shapes(self._options)
-        self._cold = [*lone_shapes(self._options), *crowd, None]
-        while self._cold and not (lone and origins()["compiled"] == 0 and len(self._cold) <= len(crowd) + 1):
+        self._cold = [*warm_up_shapes(self._options), None]
+        while self._cold and not restored:
             self._warm_one()
-        return {f"kernels_{name}": count for name, count in origins().items() if name != "warmed"}
+        return {f"kernels_{name}": origins()[name] for name in ("compiled", "restored")}
 
     def _warm_one(self) -> None:
         from stoker.kernels.launch import warming_up
@@ -183,7 +206,8 @@ class Runner:
     def _compute(self, bucket: Bucket) -> Computed:
         """A sampled token is -1 where a sequence's values aren't finite."""
         batch = self.table.batch(bucket)
-        hidden = model.forward(self._config, self.weights, self.cos_sin, self.kv, batch)
+        adapted = self._adapters.adapted(batch, self.table) if self._adapters else None
+        hidden = model.forward(self._config, self.weights, self.cos_sin, self.kv, batch, adapted)
         scores = model.logits(self.weights, hidden)
         params = (batch.temperature, batch.top_k, batch.top_p, batch.min_p, batch.seed, batch.position)
         tokens = ops.sample(scores, *params)
@@ -219,17 +243,13 @@ class Shape(NamedTuple):
     tokens: int
 
 
-def lone_shapes(options: EngineOptions) -> list[Shape]:
-    """Those of one sequence."""
-    return [Shape(1, 0, count) for count in prompt_sizes(options)] + [Shape(1, options.max_model_len - 1, 1)]
-
-
-def crowd_shapes(options: EngineOptions) -> list[Shape]:
-    """Those of several."""
-    sizes = sorted({min(1 << bits, options.max_seqs) for bits in range(1, options.max_seqs.bit_length() + 1)})
-    decode = [Shape(size, options.max_model_len - 1, 1) for size in sizes if size > 1]
+def warm_up_shapes(options: EngineOptions) -> list[Shape]:
+    """Those of one sequence first."""
+    sizes = sorted({min(1 << bits, options.max_seqs) for bits in range(options.max_seqs.bit_length() + 1)})
+    lone = [Shape(1, 0, count) for count in prompt_sizes(options)]
+    decode = [Shape(size, options.max_model_len - 1, 1) for size in sizes]
     many = ((min(options.max_seqs, options.token_budget // count), count) for count in prompt_sizes(options))
-    return decode + [Shape(sequences, 0, count) for sequences, count in many]
+    return lone + decode + [Shape(sequences, 0, count) for sequences, count in many]
 
 
 def prompt_sizes(options: EngineOptions) -> list[int]:

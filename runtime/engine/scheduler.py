@@ -7,12 +7,16 @@ and what that step found for it is dropped. Preemption waits until nothing is in
 One token budget a step. Running sequences come first: those that decode (one token each), then those whose prompt is
 partly computed, then new ones. A sequence that runs out of blocks takes them from the latest one, which is computed
 again later (recompute preemption, as in vLLM, SOSP '23) and keeps its place at the head of the queue.
+
+Patient sequences (of batches) have what others leave: while there are any, they sit most steps out with what they have
+(`Leeway` says how many), and give up row and blocks, the latest first, when another needs them.
 """
 
 from bisect import insort
 from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import NamedTuple
 
 from stoker.runtime.engine.blocks import BlockPool, Entry
@@ -20,6 +24,7 @@ from stoker.runtime.engine.kv_tier import HostTier
 from stoker.runtime.engine.prefix import BLOCK_TOKENS
 from stoker.runtime.engine.request import Delta, FinishReason, TokenLogprobs
 from stoker.runtime.engine.sequence import NO_ROW, Sequence
+from stoker.runtime.pool.leeway import Leeway
 
 # A waiting sequence that doesn't fit is passed by at most this many smaller ones; then all others wait for it.
 MAX_OVERTAKES = 8
@@ -38,19 +43,46 @@ class Work:
 
 
 class Outcome(NamedTuple):
-    """What a step computed for one `Work`: the sampled token (if it samples), or why the sequence can't go on."""
+    """What a step computed for one `Work`: the sampled token (if it samples), or why the sequence can't go on: if it is
+    `refused`, by its own fault."""
 
     token: int
     error: str = ""
     logprobs: TokenLogprobs | None = None
+    refused: bool = False
+
+
+@dataclass(slots=True)
+class Budget:
+    """Tokens that are left of a step, and how many of them patient sequences may have."""
+
+    tokens: int
+    patient: int
+
+    def of(self, sequence: Sequence) -> int:
+        return min(self.tokens, self.patient) if sequence.patient else self.tokens
+
+    def take(self, sequence: Sequence, wanted: int) -> int:
+        count = min(wanted, self.of(sequence))
+        self.tokens -= count
+        self.patient -= count * sequence.patient
+        return count
 
 
 class Scheduler:
     def __init__(
-        self, pool: BlockPool, *, token_budget: int, max_seqs: int, prefix_cache: bool, tier: HostTier | None = None
+        self,
+        pool: BlockPool,
+        *,
+        token_budget: int,
+        max_seqs: int,
+        prefix_cache: bool,
+        leeway: Leeway,
+        tier: HostTier | None = None,
     ) -> None:
-        """With a `tier`, `loads` (slot, block) are to be carried out before a step is launched, and after a commit
-        `saves` (block, slot), whose blocks are held until then."""
+        """`leeway` says what patient sequences have of the steps of others. With a `tier`, `loads` (slot, block) are to
+        be carried out before a step is launched, and after a commit `saves` (block, slot), whose blocks are held until
+        then."""
         self.pool = pool
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -58,7 +90,7 @@ class Scheduler:
         self.hit_tokens = 0
         self.host_hit_tokens = 0
         self.computed_tokens = 0
-        self._token_budget = token_budget
+        self._token_budget = self._step_tokens = self._patient_step_tokens = token_budget
         self._max_seqs = max_seqs
         # As many again for sequences that ended while a step was in flight.
         self._rows = list(range(rows_for(max_seqs)))
@@ -67,9 +99,15 @@ class Scheduler:
         self._tier = tier
         self.loads: list[tuple[int, int]] = []
         self.saves: list[tuple[int, int]] = []
+        self._leeway = leeway
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
+
+    def limit_step(self, tokens: int, patient: int) -> None:
+        """Of the next steps, within the budget; `patient`: of those that only patient sequences have a part in."""
+        self._step_tokens = min(tokens, self._token_budget)
+        self._patient_step_tokens = min(patient, self._step_tokens)
 
     def remove(self, sequence: Sequence) -> None:
         """Ends a sequence in whatever state it is, and frees everything it holds that no step in flight writes."""
@@ -83,20 +121,49 @@ class Scheduler:
 
     def schedule(self) -> list[Work]:
         """The next step; every one is to be committed, in order. Empty while it depends on the one in flight."""
-        growing = [sequence for sequence in self.running if sequence.missing_blocks]
-        if self._in_flight and sum(sequence.missing_blocks for sequence in growing) > self.pool.available():
+        budget = Budget(self._step_tokens, self._patient_tokens())
+        growing = [sequence for sequence in self.running if sequence.missing_blocks and budget.of(sequence)]
+        short = sum(sequence.missing_blocks for sequence in growing) > self.pool.available()
+        if self._in_flight and (short or self._in_the_way()):
             return []
-        crowded = self._make_room(growing)
+        while sequence := self._in_the_way():
+            self._preempt(sequence)
+        crowded = self._make_room([sequence for sequence in growing if sequence in self.running])
         work: list[Work] = []
-        budget = self._token_budget
         needs = [(sequence, sequence.remaining) for sequence in self.running]
         decoding = shortest_first([need for need in needs if need[1] == 1])
         for sequence, remaining in decoding + [need for need in needs if need[1] > 1]:
-            budget -= self._append(work, sequence, remaining, budget)
+            self._append(work, sequence, remaining, budget)
         if not crowded:
             self._admit(work, budget)
         self._in_flight += bool(work)
         return work
+
+    def _patient_tokens(self) -> int:
+        """How many tokens of the next step patient sequences may have."""
+        if all(sequence.patient for sequence in chain(self.running, self.waiting)):
+            return self._patient_step_tokens
+        others = [each.remaining for each in chain(self.running, self.waiting) if not each.patient]
+        return self._leeway.tokens(others, self._step_tokens)
+
+    def _in_the_way(self) -> Sequence | None:
+        """The patient sequence that runs in the place of the next other one."""
+        first = next((sequence for sequence in self.waiting if not sequence.patient), None)
+        patient = next((sequence for sequence in reversed(self.running) if sequence.patient), None)
+        if first is None or patient is None:
+            return None
+        fits = len(self.running) < self._max_seqs and self.pool.available() > first.missing_blocks
+        return None if fits else patient
+
+    def preempt_all(self) -> None:
+        """Whatever runs is computed again later. Nothing may be in flight."""
+        while self.running:
+            self._preempt(self.running[-1])
+
+    def wanted_blocks(self) -> int:
+        """What running sequences need for their next step, and the next waiting ones to begin."""
+        coming = islice(self.waiting, LOOKAHEAD)
+        return sum(each.missing_blocks for each in self.running) + sum(each.missing_blocks + 1 for each in coming)
 
     def commit(self, work: Seq[Work], outcomes: Seq[Outcome]) -> list[Delta]:
         """Books the oldest step in flight. Only blocks of finite results enter the prefix cache."""
@@ -116,7 +183,7 @@ class Scheduler:
             return None
         sequence.pending -= item.samples
         if outcome.error:
-            return self._finish(sequence, [], "error", outcome.error)
+            return self._finish(sequence, [], "refused" if outcome.refused else "error", outcome.error)
         self.computed_tokens += item.count
         if item.start + item.count >= (sequence.published + 1) * BLOCK_TOKENS:
             self._publish(sequence, item.start + item.count)
@@ -137,22 +204,21 @@ class Scheduler:
         self.remove(sequence)
         return delta(sequence, tokens, reason, error)
 
-    def _append(self, work: list[Work], sequence: Sequence, remaining: int, budget: int) -> int:
-        count = min(remaining, budget)
+    def _append(self, work: list[Work], sequence: Sequence, remaining: int, budget: "Budget") -> None:
+        count = budget.take(sequence, remaining)
         if count:
             samples = count == remaining
             work.append(Work(sequence, sequence.computed, count, samples))
             sequence.computed += count
             sequence.pending += samples
             sequence.in_flight += 1
-        return count
 
     def _make_room(self, growing: list[Sequence]) -> bool:
         """Gives running sequences the block their next token needs; True when that took preemption."""
         before = self.preemptions
         for sequence in growing:
             while sequence in self.running and sequence.missing_blocks > self.pool.available():
-                self._preempt(self.running[-1])
+                self._preempt(max(self.running, key=lambda other: (other.patient, other.arrival)))
             if sequence in self.running:
                 sequence.blocks.extend(self.pool.allocate(sequence.missing_blocks))
         return self.preemptions > before
@@ -163,18 +229,18 @@ class Scheduler:
         self.waiting.appendleft(sequence)
         self.preemptions += 1
 
-    def _admit(self, work: list[Work], budget: int) -> None:
+    def _admit(self, work: list[Work], budget: "Budget") -> None:
         passed: list[Sequence] = []
-        pending = self._pending_keys()
-        for sequence in list(self.waiting):
-            if not budget or len(self.running) == self._max_seqs or len(passed) == LOOKAHEAD:
+        pending = self._pending_keys(budget)
+        for sequence in sorted(self.waiting, key=lambda each: each.patient):
+            if not budget.of(sequence) or len(self.running) == self._max_seqs or len(passed) == LOOKAHEAD:
                 return
             hits = self._hits(sequence)
             kept = self._kept(sequence, len(hits))
             if not self._is_held(sequence, len(hits) + len(kept), pending) and self._fits(sequence, hits):
                 self._start(sequence, hits, kept)
                 pending |= self._unpublished_keys(sequence)
-                budget -= self._append(work, sequence, sequence.remaining, budget)
+                self._append(work, sequence, sequence.remaining, budget)
                 for other in passed:
                     other.overtaken += 1
             else:
@@ -239,10 +305,12 @@ class Scheduler:
             return False
         return sequence.chain.key(matched) in pending
 
-    def _pending_keys(self) -> set[bytes]:
+    def _pending_keys(self, budget: "Budget") -> set[bytes]:
+        """Blocks that are being computed; not by those that sit out."""
         if not self.waiting:
             return set()
-        return {key for sequence in self.running for key in self._unpublished_keys(sequence)}
+        computing = (sequence for sequence in self.running if not sequence.patient or budget.patient)
+        return {key for sequence in computing for key in self._unpublished_keys(sequence)}
 
     def _unpublished_keys(self, sequence: Sequence) -> set[bytes]:
         if not self.prefix_cache:

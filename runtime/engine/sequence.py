@@ -21,7 +21,8 @@ class Sequence:
 
     While it runs it owns row `row` of the device's table, which knows the first `sent_blocks` of its blocks (-1: the
     row is new to it). `in_flight` steps may still write its blocks, also after it has `ended`. `follower` knows where
-    in its grammar the answer stands.
+    in its grammar the answer stands. A `patient` one has what others leave: one of a batch,
+    or of a `tenant` that has had more than its share. `adapter` is its adapter's slot, 0 for none.
     """
 
     id: str
@@ -44,9 +45,15 @@ class Sequence:
     cached_tokens: int | None = None
     overtaken: int = 0
     follower: "Follower | None" = None
+    patient: bool = False
+    of_batch: bool = False
+    tenant: str = ""
+    adapter: int = 0
 
     @classmethod
-    def of(cls, request: GenerationRequest, arrival: int, root: bytes, eos: tuple[int, ...]) -> "Sequence":
+    def of(
+        cls, request: GenerationRequest, arrival: int, root: bytes, eos: tuple[int, ...], public_root: bytes = b""
+    ) -> "Sequence":
         tokens = array("i", [*request.prompt, *request.prior])
         params = request.params
         ends_itself = params.ignore_eos and not params.grammar
@@ -57,8 +64,11 @@ class Sequence:
             prompt_tokens=len(request.prompt),
             end=len(request.prompt) + params.max_tokens,
             stops=frozenset(params.stop_token_ids) | (frozenset() if ends_itself else frozenset(eos)),
-            chain=HashChain(root, tokens),
+            chain=HashChain(root, tokens, public_root, request.public_tokens // BLOCK_TOKENS),
             arrival=arrival,
+            patient=request.patient,
+            of_batch=request.patient,
+            tenant=request.tenant,
         )
 
     @property

@@ -37,9 +37,14 @@ def block_bytes(config: ModelConfig, options: EngineOptions) -> int:
 
 def kv_size(config: ModelConfig, options: EngineOptions, free_bytes: int) -> KVSize:
     """Blocks from `num_blocks`, else `kv_bytes`, else from `free_bytes`. `options` are resolved."""
+    return most_blocks(config, options, usable(config, options, free_bytes))
+
+
+def most_blocks(config: ModelConfig, options: EngineOptions, room: int) -> KVSize:
+    """As `kv_size`, all `room` bytes being there for the KV cache."""
     size = block_bytes(config, options)
     useful = options.max_seqs * blocks_for(options.max_model_len)
-    granted = options.kv_bytes or min(usable(config, options, free_bytes), (useful + 1) * size)
+    granted = options.kv_bytes or min(room, (useful + 1) * size)
     blocks = options.num_blocks or granted // size - 1
     require_one_sequence(options, blocks, size)
     return KVSize(blocks, size)

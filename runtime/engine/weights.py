@@ -55,18 +55,20 @@ class Parameter(NamedTuple):
     parts: tuple[tuple[str, int], ...]
 
 
-def plan(config: ModelConfig, options: EngineOptions) -> ModelWeights:
-    """Allocates the arena on the device of the resolved `options`; views are 256-byte aligned, in execution order."""
-    arena, views, targets = place(list(layout(config)), options)
+def plan(config: ModelConfig, options: EngineOptions, arena: torch.Tensor | None = None) -> ModelWeights:
+    """Without an `arena` (uint8 of `arena_bytes`), allocates one on the device of the resolved `options`; views are
+    256-byte aligned, in execution order."""
+    arena, views, targets = place(list(layout(config)), options, arena)
     return assemble(config, arena, iter(views), targets)
 
 
 def place(
-    parameters: Sequence[Parameter], options: EngineOptions
+    parameters: Sequence[Parameter], options: EngineOptions, arena: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, list[torch.Tensor], dict[str, torch.Tensor]]:
-    """An arena, a view of it for each parameter, and the parts of the views by checkpoint name."""
+    """The arena, or a new one, a view of it for each parameter, and the parts of the views by checkpoint name."""
     dtype = options.torch_dtype
-    arena = torch.empty(total_bytes(parameters, dtype), dtype=torch.uint8, device=options.device)
+    if arena is None:
+        arena = torch.empty(total_bytes(parameters, dtype), dtype=torch.uint8, device=options.device)
     views: list[torch.Tensor] = []
     targets: dict[str, torch.Tensor] = {}
     offset = 0

@@ -85,7 +85,7 @@ class Schedule:
     def attempt(self, request: GenerationRequest) -> GenerationRequest:
         whole = self.lone[request.id]
         cut = self.rng.randint(0, len(whole)) if self.rng.random() < 0.3 else 0
-        return replace(request, prior=whole[:cut])
+        return replace(request, prior=whole[:cut], patient=self.rng.random() < 0.4)
 
     def run(self, aborts: float) -> None:
         while self.coming or self.engine.has_work():

@@ -3,6 +3,7 @@ from array import array
 import numpy as np
 
 from stoker.runtime.engine.batch import (
+    ADAPTER_WORD,
     FROM_TABLE,
     PARAM_WORDS,
     Bucket,
@@ -72,7 +73,7 @@ def test_a_new_row_gets_its_blocks_and_parameters_and_later_only_what_changed() 
     assert dict(zip(cells, blocks, strict=True)) == expected
     assert upload.words[upload.tail.rows.slice].view(np.int64).tolist() == [0, 2, 4, 6]
     params = upload.words[upload.tail.params.slice].reshape(-1, PARAM_WORDS)
-    assert np.array_equal(params, [param_words(item.sequence.params) for item in work])
+    assert np.array_equal(params, [param_words(item.sequence.params, 0) for item in work])
     mark_sent(work)
     work[1].sequence.blocks.append(99)
     upload = packed(work, Bucket(4, 103))
@@ -82,7 +83,8 @@ def test_a_new_row_gets_its_blocks_and_parameters_and_later_only_what_changed() 
 
 
 def test_parameters_keep_their_bits() -> None:
-    words = param_words(SamplingParams(1, temperature=0.7, top_p=0.9, top_k=2**31 - 1, min_p=0.1, seed=-(2**63)))
+    words = param_words(SamplingParams(1, temperature=0.7, top_p=0.9, top_k=2**31 - 1, min_p=0.1, seed=-(2**63)), 9)
+    assert words[ADAPTER_WORD] == 9
     assert words.view(np.float32)[:3].tolist() == np.array([0.7, 0.9, 0.1], np.float32).tolist()
     assert (words[3], words.view(np.int64)[2]) == (2**31 - 1, -(2**63))
 

@@ -212,7 +212,7 @@ def test_nothing_non_finite_is_cached_or_left_for_the_next_owner(tiny: "TinyMode
 
 def test_a_finite_beginning_stays_cached_when_a_later_chunk_is_not(tiny: "TinyModel") -> None:
     engine = poisoned(tiny, math.nan)
-    engine.scheduler._token_budget = 16
+    engine.scheduler.limit_step(16, 16)
     engine.submit(request("bad", [*range(40), POISON]))
     assert finish(engine)["bad"][0].finish_reason == "error"
     assert engine.stats()["cached_blocks"] == 2

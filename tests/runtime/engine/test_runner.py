@@ -6,7 +6,7 @@ import pytest
 from stoker.coldstart.arrival import Arrival
 from stoker.runtime.engine.options import EngineOptions
 from stoker.runtime.engine.request import GenerationRequest, SamplingParams
-from stoker.runtime.engine.runner import NON_FINITE, crowd_shapes, lone_shapes, outcome, samples_of
+from stoker.runtime.engine.runner import NON_FINITE, outcome, samples_of, warm_up_shapes
 from stoker.runtime.engine.scheduler import Outcome
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 )
 def test_warm_up_steps_are_steps_that_can_happen(tiny: "TinyModel", values: dict[str, Any]) -> None:
     options = EngineOptions(**values).resolve(tiny.config)
-    shapes = lone_shapes(options) + crowd_shapes(options)
+    shapes = warm_up_shapes(options)
     for shape in shapes:
         assert 1 <= shape.sequences <= options.max_seqs
         assert shape.tokens >= 1 and shape.sequences * shape.tokens <= options.token_budget

@@ -7,6 +7,20 @@ from stoker.runtime.engine.blocks import BlockPool
 from stoker.runtime.engine.request import Delta, GenerationRequest, SamplingParams
 from stoker.runtime.engine.scheduler import LOOKAHEAD, MAX_OVERTAKES, Outcome, Scheduler, Work
 from stoker.runtime.engine.sequence import Sequence
+from stoker.runtime.pool.leeway import Leeway
+
+
+class Room(Leeway):
+    """As much as a test says."""
+
+    def __init__(self) -> None:
+        super().__init__(64)
+        self.room = 64
+        self.asked: list[list[int]] = []
+
+    def tokens(self, others: Seq[int], step: int) -> int:
+        self.asked.append([*others])
+        return self.room
 
 
 @dataclass
@@ -19,18 +33,26 @@ class Bench:
     prefix_cache: bool = True
     token: int = 1
     arrivals: int = 0
+    leeway: Room = field(init=False)
     scheduler: Scheduler = field(init=False)
 
     def __post_init__(self) -> None:
+        self.leeway = Room()
         self.scheduler = Scheduler(
-            BlockPool(self.blocks), token_budget=self.budget, max_seqs=self.max_seqs, prefix_cache=self.prefix_cache
+            BlockPool(self.blocks),
+            token_budget=self.budget,
+            max_seqs=self.max_seqs,
+            prefix_cache=self.prefix_cache,
+            leeway=self.leeway,
         )
 
-    def add(self, name: str, prompt: Seq[int] | int, max_tokens: int = 100, salt: bytes = b"") -> Sequence:
+    def add(
+        self, name: str, prompt: Seq[int] | int, max_tokens: int = 100, salt: bytes = b"", patient: bool = False
+    ) -> Sequence:
         """A number stands for a prompt of that many tokens that shares nothing with others."""
         self.arrivals += 1
         tokens = [1000 * self.arrivals + i for i in range(prompt)] if isinstance(prompt, int) else prompt
-        request = GenerationRequest(name, tokens, SamplingParams(max_tokens))
+        request = GenerationRequest(name, tokens, SamplingParams(max_tokens), patient=patient)
         sequence = Sequence.of(request, self.arrivals, b"root" + salt, eos=(2,))
         self.scheduler.add(sequence)
         return sequence
@@ -266,3 +288,74 @@ def test_the_first_always_gets_through_however_small_the_pool(blocks: int) -> No
     assert sorted(ended) == list("01234")
     pool = bench.scheduler.pool
     assert (pool.used, pool.free + pool.cached) == (0, blocks)
+
+
+def test_patient_sequences_have_what_others_leave() -> None:
+    """Alone they take everything, as far as steps of theirs aren't limited; beside another one, what `leeway` says."""
+    bench = Bench(budget=128)
+    for name in ("p0", "p1", "p2"):
+        bench.add(name, 10, patient=True)
+    assert [item[0] for item in bench.step()[0]] == ["p0", "p1", "p2"]
+    bench.scheduler.limit_step(128, 2)
+    assert [item[0] for item in bench.step()[0]] == ["p0", "p1"]
+    bench.scheduler.limit_step(128, 0)
+    assert bench.step()[0] == []
+    bench.add("usual", 10, max_tokens=20)
+    for room, patient in ((0, 0), (2, 2), (9, 3)):
+        bench.leeway.room = room
+        names = [item[0] for item in bench.step()[0]]
+        assert "usual" in names and len(names) == 1 + patient
+    assert bench.leeway.asked == [[10], [1], [1]]
+
+
+def test_a_patient_prompt_goes_on_in_small_pieces_beside_others() -> None:
+    bench = Bench(budget=512, blocks=256)
+    bench.add("usual", 10, max_tokens=1000)
+    bench.step()
+    bench.add("p", 300, patient=True)
+    work = [item for _ in range(6) for item in bench.step()[0] if item[0] == "p"]
+    assert [(start, count) for _, start, count in work[:5]] == [(64 * i, min(64, 300 - 64 * i)) for i in range(5)]
+
+
+def test_another_takes_a_patient_ones_row_and_blocks() -> None:
+    bench = Bench(max_seqs=2, blocks=12)
+    for name in ("p0", "p1"):
+        bench.add(name, 50, patient=True)
+        bench.step()
+    assert bench.running() == ["p0", "p1"]
+    bench.leeway.room = 0
+    bench.add("a", 20)
+    assert [item[0] for item in bench.step()[0]] == ["a"]
+    assert (bench.running(), bench.waiting()) == (["p0", "a"], ["p1"])
+    bench.add("b", 120)
+    assert [item[0] for item in bench.step()[0]] == ["a", "b"]
+    assert (bench.running(), sorted(bench.waiting())) == (["a", "b"], ["p0", "p1"])
+
+
+def test_a_patient_one_in_flight_is_waited_for() -> None:
+    """Planned ahead: its row is free only when the step under way is committed."""
+    bench = Bench(max_seqs=1)
+    bench.add("p", 10, patient=True)
+    work = bench.scheduler.schedule()
+    bench.add("a", 10)
+    assert bench.scheduler.schedule() == [] and bench.running() == ["p"]
+    bench.scheduler.commit(work, [Outcome(1)])
+    assert [item[0] for item in bench.step()[0]] == ["a"] and bench.waiting() == ["p"]
+
+
+def test_others_wait_for_no_block_that_a_patient_one_is_to_compute() -> None:
+    bench, prompt = Bench(budget=64), [7 * i for i in range(64)]
+    bench.add("p", prompt, patient=True)
+    bench.add("usual", 1)
+    bench.step()
+    bench.add("same", prompt)
+    assert "same" in [item[0] for item in bench.step()[0]]
+
+
+def test_among_growing_ones_the_patient_give_way_first() -> None:
+    bench = Bench(blocks=4, budget=64)
+    for name, patient in (("a", False), ("p", True), ("b", False)):
+        bench.add(name, 15, patient=patient)
+    bench.step()
+    bench.steps(3)
+    assert "p" in bench.waiting() and "a" in bench.running()

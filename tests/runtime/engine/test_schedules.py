@@ -6,6 +6,7 @@ block, position, row or parameter anywhere changes it: the bookkeeping of the en
 
 import random
 from collections.abc import Sequence as Seq
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -50,6 +51,7 @@ class Device:
         self.cells: dict[tuple[int, int], tuple[int, int]] = {}
         self.graphs = NoGraphs()
         self.kv = self
+        self.weights = SimpleNamespace(arena=SimpleNamespace(nbytes=1))
 
     def launch(self, work: Seq[Work]) -> Launched:
         for item in work:

@@ -27,12 +27,14 @@ class ParkedModels:
 
     def __init__(self) -> None:
         self._parked: dict[str, Parked] = {}
+        self._making: dict[str, threading.Thread] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._parked
 
-    def make(self, name: str, blueprint: Blueprint, arena: torch.Tensor, done: Done) -> None:
-        """`arena` must not change until `done` is called, in the thread; with the error, if there is one."""
+    def make(self, model: str, name: str, blueprint: Blueprint, arena: torch.Tensor, done: Done) -> None:
+        """`arena` must not change until `done` is called, in the thread; with the error, if there is one. The caller
+        waits for the model's image then."""
         # Whoever hears that it is done may free the arena: the thread must not hold it any more.
         held = [arena]
 
@@ -49,7 +51,16 @@ class ParkedModels:
                 held.clear()
                 done(None)
 
-        threading.Thread(target=run, daemon=True, name="park").start()
+        self._making[model] = threading.Thread(target=run, daemon=True, name="park")
+        self._making[model].start()
+
+    def is_making(self, model: str) -> bool:
+        return model in self._making
+
+    def wait_for(self, model: str) -> None:
+        """Nothing reads the model's weights any more after this."""
+        if thread := self._making.pop(model, None):
+            thread.join()
 
     def get(self, name: str) -> Parked:
         """Raises ValueError for a name that isn't parked (any more)."""

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 
 from stoker.coldstart.failures import UnsupportedModel
 from stoker.runtime.architecture import pooling_mode
-from stoker.runtime.engine.bert import UNUSED, BertConfig, BertWeights
-from stoker.runtime.engine.embedder import Embedder
+from stoker.runtime.encoder.bert import UNUSED, BertConfig, BertWeights
+from stoker.runtime.encoder.embedder import Embedder
 from stoker.runtime.engine.options import EngineOptions
 from stoker.runtime.engine.request import EmbedRequest
 

@@ -2,6 +2,7 @@
 them, up to the token budget."""
 
 import logging
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -10,10 +11,11 @@ import numpy as np
 import torch
 
 from stoker.coldstart.arrival import Arrival
-from stoker.runtime.engine import bert
-from stoker.runtime.engine.bert import BertConfig, BertWeights
+from stoker.runtime.encoder import bert
+from stoker.runtime.encoder.bert import BertConfig, BertWeights
 from stoker.runtime.engine.options import EngineOptions
 from stoker.runtime.engine.request import Delta, EmbedRequest, check_tokens, require
+from stoker.runtime.pool.meter import Part, Spent
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +47,7 @@ class Embedder:
         self._weights = weights
         self._requests: dict[str, Running] = {}
         self._waiting: deque[tuple[Running, int]] = deque()
+        self._spent: list[Spent] = []
         self._steps = 0
 
     def submit(self, request: EmbedRequest) -> None:
@@ -67,6 +70,20 @@ class Embedder:
     def has_work(self) -> bool:
         return bool(self._requests)
 
+    def suspend(self) -> list[Delta]:
+        """Weights may be taken away after this, until it is told to `resume`: no step is ever under way between two."""
+        return []
+
+    def resume(self, weights: BertWeights) -> None:
+        self._weights = weights
+
+    def take_outbox(self) -> list[Delta]:
+        return []
+
+    def take_spent(self) -> list[Spent]:
+        spent, self._spent = self._spent, []
+        return spent
+
     @property
     def arena(self) -> torch.Tensor:
         return self._weights.arena
@@ -76,7 +93,7 @@ class Embedder:
 
     def step(self) -> list[Delta]:
         """Computes one batch; the answers that it completes."""
-        batch = self._take()
+        began, batch = time.monotonic_ns(), self._take()
         if not batch:
             return []
         self._steps += 1
@@ -87,6 +104,8 @@ class Embedder:
         except Exception as error:
             log.exception("a step of %d texts failed", len(batch))
             return self._fail({request for request, _ in batch}, f"{type(error).__name__}: {error}")
+        parts: list[Part] = [(request.id, len(request.texts[index]), True) for request, index in batch]
+        self._spent.append(Spent(parts, began, time.monotonic_ns()))
         return self._store(batch, values)
 
     def fail_all(self, error: str) -> list[Delta]:

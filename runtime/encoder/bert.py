@@ -88,9 +88,12 @@ class BertWeights:
     layers: list[BertLayer]
 
     @classmethod
-    def plan(cls, config: BertConfig, options: EngineOptions, unused: Mapping[str, int]) -> "BertWeights":
-        """Allocates the arena on the device of the resolved `options`; `unused` tensors get room too, by size."""
-        arena, places, targets = place(list(layout(config, unused)), options)
+    def plan(
+        cls, config: BertConfig, options: EngineOptions, unused: Mapping[str, int], arena: torch.Tensor | None = None
+    ) -> "BertWeights":
+        """Without an `arena`, allocates one on the device of the resolved `options`; `unused` tensors get room too, by
+        size."""
+        arena, places, targets = place(list(layout(config, unused)), options, arena)
         views = iter(places)
         words, positions, types, scale, shift = (next(views) for _ in range(5))
         layers = [BertLayer(*(next(views) for _ in fields(BertLayer))) for _ in range(config.num_layers)]
