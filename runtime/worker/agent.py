@@ -19,8 +19,13 @@ from stoker.queue.broker import Broker
 from stoker.queue.client import connect
 from stoker.queue.cluster import WANTED, Cluster, Signal
 from stoker.queue.events import Bells
+from stoker.runtime.logs.log_book import LogBook
+from stoker.runtime.processes import hide_from_peers
 from stoker.runtime.settings import Settings
 from stoker.runtime.spec import FunctionSpec
+from stoker.runtime.tenancy.directory import Directory
+from stoker.runtime.tenancy.passes import Passes
+from stoker.runtime.tenancy.vault import Vault
 from stoker.runtime.worker.devices import find_devices, gpu_facts
 from stoker.runtime.worker.embed_replica import EmbedReplica
 from stoker.runtime.worker.function_replica import FunctionReplica
@@ -30,6 +35,7 @@ from stoker.runtime.worker.llm_replica import LlmReplica
 from stoker.runtime.worker.reconcile import compare
 from stoker.runtime.worker.replica import Replica, Start
 from stoker.runtime.worker.weight_sources import WeightSources
+from stoker.runtime.worker.workplace import can_switch_users
 from stoker.runtime.worker.zygote_link import ZygoteLink
 
 REPORT_S = 0.5
@@ -48,11 +54,9 @@ class Agent:
     """Loops: reconcile (wanted replicas), beat (leases), report (to controller and gateways), and on EC2 a watch for
     the notice to leave: the host then hands its work back and takes no more, but stays to be seen."""
 
-    def __init__(
-        self, host: Host, cluster: Cluster, wanted: Signal, metadata: InstanceMetadata | None, facts: dict[str, Any]
-    ) -> None:
+    def __init__(self, host: Host, wanted: Signal, metadata: InstanceMetadata | None, facts: dict[str, Any]) -> None:
         self._host = host
-        self._cluster = cluster
+        self._cluster = host.cluster
         self._wanted = wanted
         self._metadata = metadata
         self._facts = facts
@@ -146,7 +150,6 @@ class Agent:
         replica = self._replicas[id]
         if replica.state == "failed":
             del self._replicas[id]
-            return
         grace_s = math.inf if finish and not self._leaving else drain_s(self._notice, time.time())
         task = asyncio.create_task(replica.stop(grace_s))
         self._stopping.add(task)
@@ -157,7 +160,7 @@ class Agent:
         held: dict[str, dict[str, int]] = {}
         for replica in self._replicas.values():
             fences = {claim.job_id: claim.fence for claim in replica.held.values()}
-            held.setdefault(replica.spec.name, {}).update(fences)
+            held.setdefault(replica.spec.name, {}).update(fences | replica.aside.fences())
         for function, fences in held.items():
             if fences:
                 lost = await self._host.broker.beat(function, self._host.worker, fences)
@@ -176,6 +179,7 @@ class Agent:
             "device": self._host.devices[0].partition(":")[0],
             "devices": self._host.devices,
             "engines": {device: engine.pid for device, engine in self._host.engines.items()},
+            "device_time": {device: engine.device_time() for device, engine in self._host.engines.items()},
             "replicas": {id: replica.report() for id, replica in self._replicas.items()},
             "notice": self._notice.to_dict() if self._notice else None,
             **self._facts,
@@ -191,7 +195,9 @@ class Agent:
         await self._host.parking.close()
         beats = asyncio.create_task(self._forever(self._beat, self._host.settings.lease_ms / 3000))
         try:
-            await asyncio.gather(*(replica.stop(DRAIN_S) for replica in replicas), return_exceptions=True)
+            patience_s = self._host.settings.drain_s
+            grace_s = DRAIN_S if patience_s is None else patience_s
+            await asyncio.gather(*(replica.stop(grace_s) for replica in replicas), return_exceptions=True)
         finally:
             beats.cancel()
             await asyncio.gather(beats, return_exceptions=True)
@@ -232,6 +238,7 @@ async def serve_instance(settings: Settings) -> None:
 
 
 async def run_agent(settings: Settings, host_id: str, metadata: InstanceMetadata | None, facts: dict[str, Any]) -> None:
+    hide_from_peers()
     client = connect(settings.redis_url)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -239,14 +246,19 @@ async def run_agent(settings: Settings, host_id: str, metadata: InstanceMetadata
         loop.add_signal_handler(number, stop.set)
     worker = f"{host_id}:{uuid.uuid4().hex[:8]}"
     agents: list[Agent] = []
-    bells = Bells(settings.redis_url, worker, on_cancel=lambda job_id: agents[0].lose(job_id, "cancelled"))
+    bells = Bells(settings.redis_url, worker, on_cancel=lambda job_id, why: agents[0].lose(job_id, why))
     ring = Ring.create(ring_slots(settings.ring_mb))
     broker = Broker(client, lease_ms=settings.lease_ms)
-    wanted = Signal(settings.redis_url, connect, WANTED)
+    wanted = Signal(settings.redis_url, WANTED)
     zygote = ZygoteLink(log_path(settings, host_id, "zygote"))
     sources = WeightSources(settings, client)
-    host = Host(host_id, worker, settings, broker, bells, ring, zygote, find_devices(), sources)
-    agents.append(Agent(host, Cluster(client), wanted, metadata, facts))
+    books = LogBook(client), Vault(client, settings.secret), Passes(Directory(client), settings.secret)
+    host = Host(
+        host_id, worker, settings, broker, bells, ring, zygote, find_devices(), sources, *books, Cluster(client)
+    )
+    agents.append(Agent(host, wanted, metadata, facts))
+    if can_switch_users():
+        settings.data_dir.chmod(0o700)
     await zygote.start()
     await bells.start()
     await wanted.start()

@@ -18,6 +18,7 @@ class Choice:
     def __init__(self, params: Mapping[str, Any], decoder: Decoder, emitted: Sequence[Mapping[str, Any]]) -> None:
         self.prior = [token for chunk in emitted for token in chunk["ids"]]
         self.finish_reason: str | None = None
+        self.charge: tuple[int, int, int] = (0, 0, 0)
         self._logprobs = [entry for chunk in emitted for entry in chunk.get("logprobs", ())]
         self._stream = TextStream(decoder, params.get("stop") or ())
         self._stream.feed(self.prior)
@@ -55,6 +56,8 @@ class Choice:
         return {"text": self.text, "finish_reason": self.finish_reason, **logprobs}
 
     def _fresh(self, shown: str) -> str:
+        if not self._already_shown:
+            return shown
         skipped = min(self._already_shown, len(shown))
         self._already_shown -= skipped
         return shown[skipped:]
@@ -63,11 +66,14 @@ class Choice:
 class Answer:
     """The choices of one job: `n` answers to the same prompt, with seeds that follow each other."""
 
-    def __init__(self, claim: Claim, decoder: Decoder) -> None:
-        body = unpack(claim.payload)
+    def __init__(self, claim: Claim, decoder: Decoder, body: Mapping[str, Any] | None = None) -> None:
+        """`body` is the payload, where that has been read already."""
+        asked: Mapping[str, Any] = body or unpack(claim.payload)
         self.claim = claim
-        self.prompt: list[int] = body["prompt_ids"]
-        self.params: dict[str, Any] = body["params"]
+        self.prompt: list[int] = asked["prompt_ids"]
+        self.params: dict[str, Any] = asked["params"]
+        self.public_tokens: int = asked.get("public_tokens", 0)
+        self.adapter: str = asked.get("adapter", "")
         self.cached_tokens = 0
         self._told_cost = 0.0
         emitted = [unpack(chunk.data) for chunk in claim.chunks]
@@ -79,7 +85,7 @@ class Answer:
     @property
     def cost(self) -> float:
         """Tokens computed, output weighted twice (Virtual Token Counter, OSDI '24); cached prompt tokens are free."""
-        return len(self.prompt) - self.cached_tokens + 2.0 * sum(choice.tokens for choice in self.choices)
+        return len(self.prompt) - self.cached_tokens + 2.0 * sum([choice.tokens for choice in self.choices])
 
     def grown_cost(self) -> float:
         """The cost so far whenever it has grown by COST_STEP, else 0."""
@@ -112,3 +118,14 @@ class Answer:
             "completion_tokens": sum(choice.tokens for choice in self.choices),
             "cached_tokens": self.cached_tokens,
         }
+
+    def record(self) -> dict[str, Any]:
+        """What this attempt has used so far."""
+        adapter = {"adapter": self.adapter} if self.adapter else {}
+        return {**self.usage(), **self.device_time(), **adapter}
+
+    def device_time(self) -> dict[str, float]:
+        """What the device has done for this attempt, in microseconds. It is the job's share of busy time, too: a device
+        computes for several models, each of which is busy for longer."""
+        prefill, decode, swap = (sum(times) for times in zip(*(choice.charge for choice in self.choices), strict=True))
+        return {"prefill_us": prefill, "decode_us": decode, "swap_us": swap, "busy_ms": (prefill + decode) / 1000}

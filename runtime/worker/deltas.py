@@ -7,7 +7,8 @@ from stoker.runtime.worker.answer import LogprobEntry
 
 
 class Delta(NamedTuple):
-    """What the engine says of a request; the fields of its own `request.Delta`."""
+    """What the engine says of a request; the fields of its own `request.Delta`. `charge` is what
+    it has had of the device up to now: microseconds of prefill, of decoding, and of swaps for its sake."""
 
     request_id: str
     tokens: list[int]
@@ -17,6 +18,7 @@ class Delta(NamedTuple):
     cached_tokens: int
     logprobs: list[tuple[float, list[int], list[float]]]
     vectors: bytes
+    charge: tuple[int, int, int]
 
 
 def request_id(claim: Claim, index: int) -> str:

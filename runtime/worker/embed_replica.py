@@ -24,10 +24,13 @@ class EmbedReplica(LlmReplica):
             self._send_abort(claim, 0)
 
     def _begin(self, claim: Claim) -> None:
+        body = unpack(claim.payload)
+        if not self.aside.takes(claim, body):
+            return
         self._running[claim.job_id] = claim
-        texts = unpack(claim.payload)["texts"]
+        request = {"model": self.id, "id": request_id(claim, 0), "texts": body["texts"]}
         try:
-            self._engine.send({"t": "submit", "model": self.id, "id": request_id(claim, 0), "texts": texts})
+            self._engine.send({"t": "submit", **request, "salt": claim.tenant.encode(), "weight": claim.weight})
         except EngineDied as error:
             self._on_gone(str(error))
 
@@ -40,9 +43,11 @@ class EmbedReplica(LlmReplica):
         del self._running[job_id]
         if delta.finish_reason == "stop":
             usage = {"prompt_tokens": delta.prompt_tokens}
+            prefill, _, swap = delta.charge
+            spent = {"prefill_us": prefill, "swap_us": swap, "busy_ms": prefill / 1000}
             dimension = len(delta.vectors) // FLOAT_BYTES // len(unpack(claim.payload)["texts"])
             result = {"vectors": delta.vectors, "dimension": dimension, "usage": usage}
-            self.complete(claim, result, usage, cost=float(delta.prompt_tokens))
+            self.complete(claim, result, {**usage, **spent}, cost=float(delta.prompt_tokens))
         else:
             failure = {"type": "model_error", "message": delta.error or "the job was aborted", "code": None}
             self.fail(claim, failure, retry=False)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,14 +34,18 @@ class ModelPort:
 @dataclass
 class EngineLink:
     """One engine process, started with the first model and stopped with the last. `kernels` is where it finds compiled
-    kernels and leaves those it had to compile: an empty folder at its start."""
+    kernels and leaves those it had to compile: an empty folder at its start. `device_bytes` bounds what its models have
+    of the device (0: what is free)."""
 
     device: str
     ring: Ring
     zygote: ZygoteLink
     log: Path
     kernels: Path
+    device_bytes: int = 0
     stats: Frame = field(default_factory=dict)
+    _spent: Counter[str] = field(default_factory=Counter)
+    _born: float = 0.0
     _ports: dict[str, ModelPort] = field(default_factory=dict)
     _process: Forked | None = None
     _channel: AsyncChannel | None = None
@@ -86,6 +91,11 @@ class EngineLink:
             started.exception()
         self._leaving = asyncio.create_task(self.leave())
 
+    def device_time(self) -> dict[str, int]:
+        """Microseconds of all engine processes of this device so far, by what it did: busy (of which requests were
+        charged, or nobody wanted it any more), swap, load, idle. What nobody knows of a process that died is `lost`."""
+        return dict(self._spent + Counter(self.stats.get("time", {})))
+
     def open(self, model: str, port: ModelPort) -> None:
         self._ports[model] = port
 
@@ -115,6 +125,7 @@ class EngineLink:
                 *("--socket-fd", "{0}"),
                 *("--ring-fd", "{1}"),
                 *("--ring-slots", str(self.ring.slots)),
+                *("--device-bytes", str(self.device_bytes)),
                 name="stoker-engine",
                 env=device_environment(self.device) | kernel_environment(self.kernels),
                 fds=(fd, self.ring.fd),
@@ -126,13 +137,15 @@ class EngineLink:
         self._hello = asyncio.get_running_loop().create_future()
         self._reader = asyncio.create_task(self._read(self._channel, self._hello))
         hello = await self._hello
+        self._born = time.monotonic()
         spawn = start_phases("engine process start", started, self.zygote.ready_ns)
         return {"phases": [*spawn, *hello.get("phases", [])]}
 
     async def _read(self, channel: AsyncChannel, hello: asyncio.Future[Frame]) -> None:
         try:
             while True:
-                self._dispatch(await channel.receive(), hello)
+                for frame in await channel.frames():
+                    self._dispatch(frame, hello)
         except ChannelClosed:
             await self._bury(hello)
 
@@ -145,6 +158,7 @@ class EngineLink:
             port.on_frame(frame)
 
     async def _bury(self, hello: asyncio.Future[Frame]) -> None:
+        self._count_life()
         process, self._channel, self._process, self.stats = self._process, None, None, {}
         code = await process.wait() if process else None
         reason = f"engine process ended with {describe_exit(code)}; {see(self.log)}"
@@ -153,6 +167,14 @@ class EngineLink:
             hello.exception()
         for port in list(self._ports.values()):
             port.on_gone(reason)
+
+    def _count_life(self) -> None:
+        known = Counter(self.stats.get("time", {}))
+        lived_us = int((time.monotonic() - self._born) * 1e6) if self._born else 0
+        lost = max(0, lived_us - known["wall"])
+        self._spent.update(known, lost=lost)
+        self._spent["wall"] += lost
+        self._born = 0.0
 
     async def _stop(self) -> None:
         process, channel = self._process, self._channel

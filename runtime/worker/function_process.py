@@ -1,147 +1,150 @@
-"""The process that runs a user's function: imports the bundle once, then answers batches until told to stop."""
+"""The process that runs a user's function: loads it once, then answers calls until told to stop."""
 
 import argparse
-import asyncio
-import importlib
+import contextlib
 import inspect
 import os
 import sys
+import threading
 import time
-import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
+from stoker.runtime.arrays import opened
 from stoker.runtime.processes import die_with_parent, parent_mark
-from stoker.runtime.sdk import Function, InvalidInput, call
 from stoker.runtime.wire import Channel, ChannelClosed, Frame
-from stoker.runtime.worker.values import BadValue, check
+from stoker.runtime.worker.call_threads import Call, CallThreads
+from stoker.runtime.worker.confinement import confine
+from stoker.runtime.worker.event_loop import EventLoop
+from stoker.runtime.worker.interrupt import Interrupt, Interrupts
+from stoker.runtime.worker.job_output import redirect, speaking_for
+from stoker.runtime.worker.user_code import Item, UserCode, resolve
+from stoker.runtime.worker.user_errors import Allowance, user_error
 
-Item = list[Any]
-
-RUNTIME = Path(__file__).resolve().parents[1]
-
-
-class BatchMismatch(TypeError):
-    """A batched function returned something else than one result for each input."""
-
-
-def resolve(entry: str) -> Callable[..., Any]:
-    """`module:qualified.name` to the undecorated function."""
-    module_name, _, path = entry.partition(":")
-    target: Any = importlib.import_module(module_name)
-    for name in path.split("."):
-        target = getattr(target, name)
-    return target.body if isinstance(target, Function) else target
+Phase = dict[str, Any]
+Work = Callable[[list[Item], Interrupt], list[Item]]
+NO_ANSWER = 70
 
 
-def user_error(error: BaseException) -> dict[str, Any]:
-    """What the function's owner sees: the traceback begins in their code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not Path(frame.filename).resolve().is_relative_to(RUNTIME)]
-    lines = [*traceback.format_list(own), f"{type(error).__name__}: {text_of(error)}\n"]
-    return {
-        "type": "function_error",
-        "message": f"{type(error).__name__}: {text_of(error)}{hint(error)}",
-        "code": type(error).__name__,
-        "traceback": "".join(lines),
-    }
+class Answers:
+    """What calls have come to. Those that end while a frame is written leave together in the next."""
 
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._ready: list[Item] = []
+        self._turn = threading.Lock()
+        self._sending = False
 
-def text_of(error: BaseException) -> str:
-    """User exceptions may fail even at saying what they are."""
-    try:
-        return str(error).encode(errors="replace").decode()
-    except BaseException as second:
-        return f"(its message raised {type(second).__name__})"
+    def chunk(self, job_id: str, value: Any) -> None:
+        self._channel.send({"t": "chunk", "id": job_id, "value": value})
 
-
-def hint(error: BaseException) -> str:
-    if isinstance(error, ModuleNotFoundError):
-        return f" (install it for the workers, or, if {error.name} lies beside the app, name it in App(include=(...,)))"
-    return ""
-
-
-def run_single(body: Callable[..., Any], item: Item, emit: Callable[[str, Any], None]) -> Item:
-    job_id, value = item
-    try:
-        result = call(body, value)
-        if inspect.isawaitable(result):
-            result = asyncio.run(awaited(result))
-        if inspect.isgenerator(result):
-            result = exhaust(result, lambda part: emit(job_id, part))
-        check(result)
-        return [job_id, True, result]
-    except InvalidInput as error:
-        return [job_id, False, {"type": "invalid_request_error", "message": str(error), "code": "invalid_input"}]
-    except BaseException as error:
-        return [job_id, False, user_error(error)]
-
-
-async def awaited(result: Any) -> Any:
-    return await result
-
-
-def exhaust(generator: Any, emit: Callable[[Any], None]) -> list[Any]:
-    """Streams each value and returns them all, so that a caller who doesn't stream gets the same answer."""
-    values = []
-    for value in generator:
-        check(value)
-        emit(value)
-        values.append(value)
-    return values
-
-
-def run_batch(body: Callable[..., Any], items: list[Item]) -> list[Item]:
-    """One call for all; an exception in a result's place fails that item alone."""
-    try:
-        results = body([value for _, value in items])
-        if inspect.isawaitable(results):
-            results = asyncio.run(awaited(results))
-        if not isinstance(results, list | tuple) and not hasattr(results, "tolist"):
-            raise BatchMismatch(f"a batched function must return a list, not a {type(results).__name__}")
-        results = list(results)
-        if len(results) != len(items):
-            raise BatchMismatch(
-                f"a batched function must return one result for each input: {len(items)} in, {len(results)} out"
-            )
-    except BaseException as error:
-        return [[job_id, False, user_error(error)] for job_id, _ in items]
-    return [settle(job_id, result) for (job_id, _), result in zip(items, results, strict=True)]
-
-
-def settle(job_id: str, result: Any) -> Item:
-    if isinstance(result, Exception):
-        return [job_id, False, user_error(result)]
-    try:
-        check(result)
-        return [job_id, True, result]
-    except BadValue as error:
-        return [job_id, False, user_error(error)]
-
-
-def answer(channel: Channel, body: Callable[..., Any], frame: Frame) -> None:
-    def emit(job_id: str, value: Any) -> None:
-        channel.send({"t": "chunk", "id": job_id, "value": value})
-
-    if frame["batched"]:
-        results = run_batch(body, frame["items"])
-    else:
-        results = [run_single(body, item, emit) for item in frame["items"]]
-    channel.send({"t": "results", "items": results})
-
-
-def serve(channel: Channel, body: Callable[..., Any], concurrency: int) -> None:
-    with ThreadPoolExecutor(concurrency, thread_name_prefix="call") as pool:
-        while True:
-            try:
-                frame = channel.receive()
-            except ChannelClosed:
+    def put(self, items: list[Item]) -> None:
+        with self._turn:
+            self._ready += items
+            if self._sending:
                 return
-            if frame["t"] == "stop":
-                return
-            pool.submit(answer, channel, body, frame)
+            self._sending = True
+            items, self._ready = self._ready, []
+        while items:
+            self._send(items)
+            items = self._taken()
+
+    def _send(self, items: list[Item]) -> None:
+        """Those that can't be sent become errors that say why."""
+        try:
+            self._channel.send({"t": "results", "items": items})
+        except ChannelClosed:
+            raise
+        except Exception as error:
+            if len(items) > 1:
+                for item in items:
+                    self._send([item])
+            else:
+                self._channel.send({"t": "results", "items": [unsent(items[0][0], error)]})
+
+    def _taken(self) -> list[Item]:
+        with self._turn:
+            items, self._ready = self._ready, []
+            self._sending = bool(items)
+            return items
+
+
+def unsent(job_id: str, error: BaseException) -> Item:
+    record = user_error(error)
+    return [job_id, False, {**record, "message": f"the result can't be sent: {record['message']}"}]
+
+
+def calls_of(code: UserCode, answers: Answers, interrupts: Interrupts, frame: Frame) -> list[Call]:
+    calls = [frame["items"]] if frame["batched"] else [[item] for item in frame["items"]]
+    work = call_batch if frame["batched"] else call_single
+    opened = [(items, interrupts.open([item[0] for item in items])) for items in calls]
+    return [partial(call, partial(work, code, answers), answers, interrupts, *each) for each in opened]
+
+
+def call(work: Work, answers: Answers, interrupts: Interrupts, items: list[Item], interrupt: Interrupt) -> None:
+    """Every job gets its answer, whatever goes wrong; where that is not possible, the process ends for all to see."""
+    job_ids = [item[0] for item in items]
+    try:
+        try:
+            results = work(items, interrupt)
+        except BaseException as error:
+            record = user_error(error)
+            results = [[job_id, False, record] for job_id in job_ids]
+        interrupts.close(job_ids, interrupt)
+        answers.put(results)
+    except BaseException as error:
+        give_up(error)
+
+
+def call_batch(code: UserCode, answers: Answers, items: list[Item], interrupt: Interrupt) -> list[Item]:
+    return code.batch(items, interrupt)
+
+
+def call_single(code: UserCode, answers: Answers, items: list[Item], interrupt: Interrupt) -> list[Item]:
+    with speaking_for(items[0][0]):
+        return [code.single(items[0], answers.chunk, interrupt)]
+
+
+def give_up(error: BaseException) -> NoReturn:
+    """Nothing that user code left behind, also no other call, may keep the process."""
+    with contextlib.suppress(BaseException):
+        os.write(2, f"stoker: this process can't answer any more: {type(error).__name__}: {error}\n".encode())
+    os._exit(NO_ANSWER)
+
+
+def serve(channel: Channel, code: UserCode, concurrency: int) -> None:
+    threads, answers, interrupts = CallThreads(concurrency), Answers(channel), Interrupts()
+    try:
+        while (frame := channel.receive())["t"] != "stop":
+            if frame["t"] == "cancel":
+                interrupts.set(frame["id"])
+            else:
+                threads.submit(calls_of(code, answers, interrupts, frame))
+    except BaseException as error:
+        give_up(error)
+    threads.close()
+
+
+def load(start: Frame, phases: list[Phase]) -> UserCode:
+    """Imports the code and runs its load step, if it has one. Raises whatever user code raises."""
+    loop = EventLoop()
+    body, step = timed(phases, "import code", lambda: resolve(start["entry"]))
+    if step is not None:
+        timed(phases, "load step", lambda: settle(loop, step()))
+    return UserCode(body, batched=start["batched"], loop=loop)
+
+
+def settle(loop: EventLoop, result: Any) -> None:
+    if inspect.isawaitable(result):
+        loop.result(result)
+
+
+def timed(phases: list[Phase], name: str, work: Callable[[], Any]) -> Any:
+    started = time.monotonic_ns()
+    result = work()
+    phases.append({"name": name, "start_ns": started, "end_ns": time.monotonic_ns()})
+    return result
 
 
 def follow_in_forks() -> None:
@@ -153,23 +156,29 @@ def main() -> None:
     die_with_parent()
     parser = argparse.ArgumentParser()
     parser.add_argument("--socket-fd", type=int, required=True)
-    parser.add_argument("--folder", required=True)
-    parser.add_argument("--entry", required=True)
-    parser.add_argument("--concurrency", type=int, required=True)
+    parser.add_argument("--output-fds", type=int, nargs=2, required=True)
+    parser.add_argument("--mark", required=True)
     options = parser.parse_args()
-    channel = Channel.from_fd(options.socket_fd)
-    follow_in_forks()
-    sys.path.insert(0, options.folder)
-    os.chdir(options.folder)
-    started = time.monotonic_ns()
+    stdout, stderr = options.output_fds
+    redirect(stdout, stderr, options.mark)
+    channel = Channel.from_fd(options.socket_fd, ext_hook=opened)
     try:
-        body = resolve(options.entry)
+        start = channel.receive()
+    except ChannelClosed:
+        return
+    confine(start)
+    Allowance.memory_mb = start["memory_mb"]
+    follow_in_forks()
+    sys.path.insert(0, start["folder"])
+    os.chdir(start["folder"])
+    phases: list[Phase] = []
+    try:
+        code = load(start, phases)
     except BaseException as error:
         channel.send({"t": "load_error", "error": user_error(error)})
         return
-    phase = {"name": "import code", "start_ns": started, "end_ns": time.monotonic_ns()}
-    channel.send({"t": "ready", "phases": [phase]})
-    serve(channel, body, options.concurrency)
+    channel.send({"t": "ready", "phases": phases})
+    serve(channel, code, start["concurrency"])
 
 
 if __name__ == "__main__":

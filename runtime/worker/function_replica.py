@@ -5,36 +5,73 @@ import contextlib
 import os
 import signal
 import time
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from stoker.queue.records import Claim, pack, unpack
+from stoker.runtime.error_record import MOST_NAME
 from stoker.runtime.processes import send_signal
-from stoker.runtime.spec import FunctionSpec
+from stoker.runtime.spec import FunctionSpec, owner_of, short_name, variable_of
+from stoker.runtime.tenancy.vault import SecretUnreadable
 from stoker.runtime.wire import AsyncChannel, ChannelClosed, Frame, socket_pair
 from stoker.runtime.worker.bundles import unpack_bundle
-from stoker.runtime.worker.engine_link import describe_exit, dismiss, see
+from stoker.runtime.worker.engine_link import describe_exit, dismiss
+from stoker.runtime.worker.function_access import FunctionAccess
 from stoker.runtime.worker.host import Host
+from stoker.runtime.worker.log_capture import Capture, jobs_of
+from stoker.runtime.worker.memory_watch import beyond
 from stoker.runtime.worker.replica import Record, Replica, Start, StartFailed
+from stoker.runtime.worker.workplace import Workplace, take_place
 from stoker.runtime.worker.zygote_link import Forked, start_phases
 
 MODULE = "stoker.runtime.worker.function_process"
 ABORT_GRACE_S = 2.0
+MOST_PHASES = 8
+MOST_SENT = 64
+WHY = {"cancelled": "was cancelled", "timed_out": "timed out", "lost": "was given to another worker"}
+HANDED_BACK = "was handed back to the queue"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Of a process, for the jobs that ran in it."""
+
+    how: str
+    code: str = "process_died"
+    what: str = "function {!r} was lost"
+
+    def record(self, name: str) -> Record:
+        message = f"{self.what.format(name)}: {self.how}; `stoker logs {name}` shows what it said"
+        return {"type": "function_error", "message": message, "code": self.code}
 
 
 class FunctionReplica(Replica):
-    """Jobs of one batch run in one call; a job that is lost while it runs is ignored, then its process is killed."""
+    """Jobs of one batch run in one call. A call that nobody wants any more is cancelled, which async code and
+    generators hear; until it has ended it keeps its place. The process is killed for it only when that is all it does.
+    """
+
+    isolation = "own-process"
 
     def __init__(self, id: str, spec: FunctionSpec, host: Host, start: Start) -> None:
         super().__init__(id, spec, host, start)
+        self._place: Workplace | None = None
         self._process: Forked | None = None
         self._channel: AsyncChannel | None = None
         self._reader: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        self._overdue: dict[str, asyncio.TimerHandle] = {}
+        self._memory: asyncio.Task[None] | None = None
+        self._reasons: dict[str, str] = {}
+        self._unwanted: dict[frozenset[str], asyncio.TimerHandle] = {}
+        self._overdue: dict[frozenset[str], str] = {}
+        self._ending: Ending | None = None
+        self._closed = False
         self._busy: set[frozenset[str]] = set()
-        self._log: Path = host.log(f"function-{spec.name}")
+        self._calls: dict[str, frozenset[str]] = {}
+        self._sent: dict[str, int] = {}
+        self._access = FunctionAccess(host.passes, host.settings.gateway_url)
+        self._output = Capture(self.log, self._calls.keys)
 
     @property
     def _batch_size(self) -> int:
@@ -43,42 +80,67 @@ class FunctionReplica(Replica):
     async def load(self) -> None:
         self.state = "loading"
         with self.timeline.phase("fetch code"):
-            folder = await asyncio.to_thread(unpack_bundle, self.host.settings, self.spec.code)
+            bundle = await asyncio.to_thread(unpack_bundle, self.host.settings, self.spec.code)
+            self._place = await asyncio.to_thread(take_place, bundle)
+        variables = {**await self._secrets(), **await self._access.open(owner_of(self.spec.name))}
         started = time.monotonic_ns()
-        await self._spawn(folder)
+        await self._spawn(self._place, variables)
         ready = await self._ready
         spawn = start_phases("function process start", started, self.host.zygote.ready_ns)
-        self.timeline.extend([*spawn, *ready["phases"]])
+        self.timeline.extend([*spawn, *phases_of(ready)])
 
-    async def _spawn(self, folder: Path) -> None:
+    async def _secrets(self) -> dict[str, str]:
+        """By variable."""
+        try:
+            values = await self.host.vault.values(owner_of(self.spec.name), self.spec.secrets)
+        except SecretUnreadable as error:
+            failure = {"type": "function_error", "message": str(error), "code": "secret_unreadable"}
+            raise StartFailed(failure) from error
+        return {variable_of(name): value for name, value in values.items()}
+
+    async def _spawn(self, place: Workplace, variables: Mapping[str, str]) -> None:
         sock, fd = socket_pair()
         try:
             self._process = await self.host.zygote.fork(
                 MODULE,
                 *("--socket-fd", "{0}"),
-                *("--folder", str(folder)),
-                *("--entry", self.spec.entry),
-                *("--concurrency", str(self.spec.concurrency)),
+                *("--mark", self._output.mark, "--output-fds", "{1}", "{2}"),
                 name="stoker-function",
                 env={},
-                fds=(fd,),
-                log=self._log,
+                fds=(fd, *self._output.fds),
+                log=self.host.log("function-starts"),
                 new_session=True,
             )
         finally:
             os.close(fd)
+            self._output.started()
         self._channel = await AsyncChannel.open(sock)
-        self._reader = asyncio.create_task(self._read(self._channel))
+        self._reader = asyncio.create_task(self._read(self._process, self._channel))
         self._watcher = asyncio.create_task(self._watch(self._process, self._channel))
+        if self.spec.memory_mb:
+            self._memory = asyncio.create_task(self._keep_to(self.spec.memory_mb << 20, self._process))
+        with contextlib.suppress(ChannelClosed):
+            self._channel.send(start_frame(self.spec, place, variables))
+
+    async def _keep_to(self, most: int, process: Forked) -> None:
+        size = await beyond(process.pid, most)
+        self._end(process, Ending(f"it used {size >> 20} MB, more than its memory_mb={most >> 20}", "memory_exceeded"))
 
     async def unload(self) -> None:
+        if self._memory:
+            self._memory.cancel()
         process, channel = self._process, self._channel
-        if process is None or channel is None:
-            return
-        await dismiss(process, channel, ABORT_GRACE_S, group=True)
+        if process is not None and channel is not None:
+            await dismiss(process, channel, ABORT_GRACE_S, group=True)
         for task in (self._reader, self._watcher):
             if task:
                 await task
+        for timer in self._unwanted.values():
+            timer.cancel()
+        self._output.close()
+        await self._access.close()
+        if self._place is not None:
+            await asyncio.to_thread(self._place.leave)
 
     async def take_work(self) -> None:
         free = await self.room()
@@ -86,43 +148,114 @@ class FunctionReplica(Replica):
             self._send_batch(await self._fill(claims))
 
     def free(self) -> int:
-        if len(self._busy) >= self.spec.concurrency:
+        """Jobs of one batch, or of as many calls as may begin."""
+        calls = self.spec.concurrency - len(self._busy)
+        if calls <= 0:
             return 0
-        return min(self._batch_size, self._batch_size * self.spec.concurrency - len(self.held))
+        room = self._batch_size * self.spec.concurrency - len(self.held)
+        return min(self._batch_size if self.spec.batch else calls, room)
+
+    def begun(self, job_id: str) -> bool:
+        return self._sent.get(job_id) == self.held[job_id].fence
 
     async def _fill(self, claims: list[Claim]) -> list[Claim]:
         """Waits for companions of the same batch key until the batch is full or its oldest member has waited enough."""
         if self.spec.batch is None:
             return claims
         deadline = time.monotonic() + self.spec.batch.max_wait_ms / 1000
-        while len(claims) < self._batch_size and (left := deadline - time.monotonic()) > 0:
+        while (
+            not self._stopping.is_set() and len(claims) < self._batch_size and (left := deadline - time.monotonic()) > 0
+        ):
             await self.host.bells.wait(self.spec.name, left)
             claims += await self.claim_now(self._batch_size - len(claims))
         return claims
 
     def _send_batch(self, claims: list[Claim]) -> None:
-        batch = [claim for claim in claims if claim.job_id in self.held]
-        if not batch or self._channel is None:
+        """What came back to this replica while an unwanted call of the same job runs waits for that to end. What can't
+        be sent goes back as it came."""
+        running = () if self._closed else self._calls
+        batch = [claim for claim in claims if claim.job_id in self.held and claim.job_id not in running]
+        if not batch:
             return
-        self._busy.add(frozenset(claim.job_id for claim in batch))
-        items = [[claim.job_id, unpack(claim.payload)["input"]] for claim in batch]
-        with contextlib.suppress(ChannelClosed):
-            self._channel.send({"t": "call", "batched": self.spec.batch is not None, "items": items})
+        self._output.drain()
+        bodies = [(claim, unpack(claim.payload)) for claim in batch]
+        bodies = [(claim, body) for claim, body in bodies if self.aside.takes(claim, body)]
+        batch = [claim for claim, _ in bodies]
+        items = [[claim.job_id, body["input"]] for claim, body in bodies]
+        if not self._closed and self._send({"t": "call", "batched": self.spec.batch is not None, "items": items}):
+            self._enter_calls(batch)
+            return
+        for claim in batch:
+            self._give_back(claim)
+
+    def _send(self, frame: Frame) -> bool:
+        """False: the process is gone."""
+        assert self._channel is not None
+        try:
+            self._channel.send(frame)
+        except ChannelClosed:
+            return False
+        return True
+
+    def _enter_calls(self, batch: list[Claim]) -> None:
+        """A frame has one batch, or calls of one job each."""
+        ids = [claim.job_id for claim in batch]
+        calls = [frozenset(ids)] * len(ids) if self.spec.batch else [frozenset((job_id,)) for job_id in ids]
+        self._busy.update(calls)
+        self._calls.update(zip(ids, calls, strict=True))
+        if len(self._sent) > MOST_SENT + 2 * len(self.held):
+            self._sent = {job_id: fence for job_id, fence in self._sent.items() if job_id in self.held}
+        self._sent |= {claim.job_id: claim.fence for claim in batch}
+
+    def lose(self, job_id: str, reason: str = "lost") -> None:
+        self._reasons[job_id] = WHY.get(reason, WHY["lost"])
+        super().lose(job_id, reason)
+        self._reasons.pop(job_id, None)
 
     def abort(self, job_id: str) -> None:
-        """User code can't be interrupted: if it is still at it after a moment, its process is killed."""
-        loop = asyncio.get_running_loop()
-        if any(job_id in batch for batch in self._busy):
-            self._overdue[job_id] = loop.call_later(ABORT_GRACE_S, self._kill_if_alone, job_id)
-
-    def _kill_if_alone(self, job_id: str) -> None:
-        batch = next((batch for batch in self._busy if job_id in batch), None)
-        if batch is None:
+        """Its call is cancelled, a batch's once nobody wants any of it."""
+        call = self._calls.get(job_id)
+        if call is None or call in self._unwanted:
             return
-        if batch & self.held.keys():
-            self._overdue[job_id] = asyncio.get_running_loop().call_later(ABORT_GRACE_S, self._kill_if_alone, job_id)
-        elif self._process and self._process.returncode is None:
-            send_signal(self._process, signal.SIGKILL, group=True)
+        why = self._reasons.get(job_id, HANDED_BACK)
+        self.log.write("stoker", f"the call of job {job_id} {why}", job_id)
+        if not call & self.held.keys() - {job_id}:
+            self._send({"t": "cancel", "id": job_id})
+            self._look_later(call, f"the call of job {job_id} {why}")
+
+    def _look_later(self, call: frozenset[str], what: str) -> None:
+        self._unwanted[call] = asyncio.get_running_loop().call_later(ABORT_GRACE_S, self._on_overdue, call, what)
+
+    def _on_overdue(self, call: frozenset[str], what: str) -> None:
+        self._overdue[call] = what
+        self._end_if_alone()
+        if not self._ending:
+            self._look_later(call, what)
+
+    def _end_if_alone(self) -> None:
+        """User code that doesn't end can only be killed, with its process; whoever else works there may finish."""
+        if not self._overdue or self._busy != self._overdue.keys() or not self._calls.keys() >= self.held.keys():
+            return
+        if self._process and self._process.returncode is None:
+            how = f"{next(iter(self._overdue.values()))} and had not ended {ABORT_GRACE_S:g} s later"
+            self._end(self._process, Ending(how, what="the process of function {!r} was ended"))
+
+    def _end(self, process: Forked, ending: Ending) -> None:
+        """What that means for its jobs is known when it is gone: it may still have sent results."""
+        self._ending = self._ending or ending
+        self._close()
+        send_signal(process, signal.SIGKILL, group=True)
+
+    def _close(self) -> None:
+        """Nothing more is sent to the process. What was not goes back as it came, and so does what still comes."""
+        if not self.held and self._stopping.is_set():
+            return
+        self._closed = True
+        for claim in [claim for claim in self.held.values() if not self.begun(claim.job_id)]:
+            self._give_back(claim)
+        self._stopping.set()
+        self._room.set()
+        self.claimer.nudge()
 
     async def _watch(self, process: Forked, channel: AsyncChannel) -> None:
         """Its exit counts, not the end of its channel: what user code forked may hold that open."""
@@ -130,18 +263,23 @@ class FunctionReplica(Replica):
         send_signal(process, signal.SIGKILL, group=True)
         await channel.close()
 
-    async def _read(self, channel: AsyncChannel) -> None:
+    async def _read(self, process: Forked, channel: AsyncChannel) -> None:
         try:
             while True:
-                self._on_frame(await channel.receive())
+                for frame in together(await channel.frames()):
+                    self._on_frame(frame)
         except ChannelClosed:
-            await self._on_gone()
+            self._close()
+        except Exception as error:
+            self._end(process, Ending(f"its process sent what can't be read: {type(error).__name__}: {error}"))
+        await self._on_gone(process)
 
     def _on_frame(self, frame: Frame) -> None:
         match frame["t"]:
             case "ready" if not self._ready.done():
                 self._ready.set_result(frame)
             case "load_error" if not self._ready.done():
+                self._output.drain()
                 self._ready.set_exception(StartFailed(frame["error"]))
             case "chunk":
                 self._on_chunk(frame["id"], frame["value"])
@@ -150,32 +288,81 @@ class FunctionReplica(Replica):
 
     def _on_chunk(self, job_id: str, value: Any) -> None:
         claim = self.held.get(job_id)
-        if claim and claim.stream:
+        if claim and claim.stream and self._calls.get(job_id) not in self._unwanted:
             self.outbox.emit(job_id, claim.fence, pack({"value": value}))
 
     def _on_results(self, items: list[list[Any]]) -> None:
-        finished = frozenset(item[0] for item in items)
-        self._busy.discard(finished)
+        self._output.drain()
+        unwanted = self._leave_calls([item[0] for item in items])
         for job_id, succeeded, value in items:
-            if timer := self._overdue.pop(job_id, None):
-                timer.cancel()
             claim = self.held.get(job_id)
             if claim is None:
                 continue
-            if succeeded:
+            if job_id in unwanted:
+                self._send_batch([claim])
+            elif succeeded:
                 self.complete(claim, {"value": value}, {})
-            else:
+            elif not self.aside.misfits(claim, unpack(claim.payload), value):
                 self.fail(claim, value, retry=False)
+        self._end_if_alone()
         self._room.set()
 
-    async def _on_gone(self) -> None:
-        code = await self._process.wait() if self._process else None
-        error: Record = {
-            "type": "function_error",
-            "message": f"the process of function {self.spec.name!r} ended with {describe_exit(code)}; {see(self._log)}",
-            "code": "process_died",
-        }
+    def _leave_calls(self, job_ids: list[str]) -> frozenset[str]:
+        """These jobs' calls have ended, each with all of its jobs; those whose result nobody wants."""
+        ended = {self._calls[job_id] for job_id in job_ids if job_id in self._calls}
+        self._busy -= ended
+        for job_id in jobs_of(ended):
+            del self._calls[job_id]
+        unwanted = ended & self._unwanted.keys()
+        for call in unwanted:
+            self._unwanted.pop(call).cancel()
+            self._overdue.pop(call, None)
+        return jobs_of(unwanted)
+
+    async def _on_gone(self, process: Forked) -> None:
+        code = await process.wait()
+        self._output.drain()
+        ending = self._ending or Ending(f"its process ended with {describe_exit(code)}")
+        self.log.say(ending.how)
+        error = ending.record(short_name(self.spec.name))
         if not self._ready.done():
             self._ready.set_exception(StartFailed(error))
-        elif self.held or not self._stopping.is_set():
+        elif self._closed or self.held:
             self.crash(error)
+
+
+def together(frames: Iterable[Frame]) -> Iterator[Frame]:
+    """Results that came at once as one frame; everything else as it is, also what makes no sense."""
+    items: list[Any] = []
+    for frame in frames:
+        if isinstance(frame, dict) and frame.get("t") == "results" and isinstance(frame.get("items"), list):
+            items += frame["items"]
+            continue
+        if items:
+            yield {"t": "results", "items": items}
+            items = []
+        yield frame
+    if items:
+        yield {"t": "results", "items": items}
+
+
+def phases_of(ready: Frame) -> list[Record]:
+    """What a process says of its start: it is on the records of its jobs, so it has a size. Raises for what is none."""
+    return [
+        {"name": phase["name"][:MOST_NAME], "start_ns": int(phase["start_ns"]), "end_ns": int(phase["end_ns"])}
+        for phase in ready["phases"][:MOST_PHASES]
+    ]
+
+
+def start_frame(spec: FunctionSpec, place: Workplace, variables: Mapping[str, str]) -> Frame:
+    """A limit on memory would keep CUDA from starting, so functions with a GPU are only watched."""
+    return {
+        "t": "start",
+        "folder": str(place.code),
+        "entry": spec.entry,
+        "batched": spec.batch is not None,
+        "concurrency": spec.concurrency,
+        "env": {**place.environment(), **spec.env, **variables},
+        "uid": place.uid,
+        "memory_mb": 0 if spec.gpu else spec.memory_mb,
+    }

@@ -9,8 +9,13 @@ from stoker.coldstart.ring import Ring
 from stoker.coldstart.store import ObjectStore, open_store
 from stoker.queue.broker import Broker
 from stoker.queue.claimer import Claimer
+from stoker.queue.cluster import Cluster
 from stoker.queue.events import Bells
+from stoker.runtime.adapters.shelf import AdapterShelf
+from stoker.runtime.logs.log_book import LogBook
 from stoker.runtime.settings import Settings
+from stoker.runtime.tenancy.passes import Passes
+from stoker.runtime.tenancy.vault import Vault
 from stoker.runtime.worker.engine_link import EngineLink
 from stoker.runtime.worker.kernel_store import KernelStore, gpu_model
 from stoker.runtime.worker.parking import Parking
@@ -40,6 +45,10 @@ class Host:
     zygote: ZygoteLink
     devices: list[str]
     sources: WeightSources
+    logs: LogBook
+    vault: Vault
+    passes: Passes
+    cluster: Cluster
     loading: asyncio.Lock = field(default_factory=asyncio.Lock)
     engines: dict[str, EngineLink] = field(default_factory=dict)
 
@@ -51,11 +60,17 @@ class Host:
     def parking(self) -> Parking:
         return Parking(self.settings)
 
+    @cached_property
+    def shelf(self) -> AdapterShelf:
+        """Of a tenth of the space that weights may have."""
+        return AdapterShelf(self.settings.data_dir / "adapters", int(self.settings.cache_gb * 1e8))
+
     def engine(self, device: str) -> EngineLink:
         if device not in self.engines:
             log = self.log(f"engine-{device.replace(':', '')}")
             kernels = self.settings.data_dir / "kernels" / f"{self.id}-{device.replace(':', '')}"
-            self.engines[device] = EngineLink(device, self.ring, self.zygote, log, kernels)
+            limit = int(self.settings.device_memory_gb * 1e9)
+            self.engines[device] = EngineLink(device, self.ring, self.zygote, log, kernels, limit)
         return self.engines[device]
 
     def kernels(self, device: str) -> KernelStore | None:

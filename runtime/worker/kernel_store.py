@@ -90,14 +90,16 @@ class KernelStore:
         found.ended_ns = time.monotonic_ns()
 
     def keep(self, model: str, found: Restored, cache: Path) -> bool:
-        """Makes the artifact of what the engine has in its cache; False when that is what was found."""
-        if found.artifact and file_names(cache) == found.files:
+        """Makes the artifact of what the engine has in its cache; False when that is what was found (or kept)."""
+        files = file_names(cache)
+        if found.artifact and files == found.files:
             return False
         try:
             artifact = pack(cache, self.key)
         except OSError as error:
             log.warning("compiled kernels can't be read back: %s", error)
             return False
+        found.artifact, found.files = artifact, files
         self._write_disk(model, artifact)
         try:
             self.store.write(self._object(model), artifact)
@@ -159,6 +161,11 @@ class EngineKernels:
         found = await self._reading
         await asyncio.to_thread(self._kernels.place, found, self._cache)
         return [found.phase()]
+
+    @property
+    def restored(self) -> bool:
+        """Whether an artifact was in place at the engine's start. Ask after `place`."""
+        return self._reading is not None and bool(self._reading.result().artifact)
 
     async def keep(self) -> None:
         if self._kernels and self._reading:

@@ -88,6 +88,17 @@ class Parking:
         self._use(parked)
         return parked
 
+    def take(self, model: str, size: int) -> None:
+        """What a model uses of this memory while it is on a device, which it must have: idle ones go as far as they
+        can. Pair with `give_up`."""
+        idle = [parked for parked in self._parked.values() if not parked.users]
+        while size > self.ledger.free and idle:
+            self._let_go(idle.pop(0))
+        self.ledger.take(f"beside {model}", size)
+
+    def give_up(self, model: str) -> None:
+        self.ledger.release(f"beside {model}")
+
     def give_back(self, parked: Parked) -> None:
         """The model is on the device no more, and may go when its time is over."""
         parked.users -= 1

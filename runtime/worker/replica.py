@@ -6,8 +6,9 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from stoker.coldstart.failures import ColdStartError, StoreUnavailable
@@ -15,10 +16,14 @@ from stoker.coldstart.timeline import Timeline
 from stoker.queue.records import Claim, Completion, Failure, Metered, pack
 from stoker.queue.retry import insist
 from stoker.runtime import payloads
+from stoker.runtime.error_record import bounded
 from stoker.runtime.spec import FunctionSpec
 from stoker.runtime.worker.busy_share import BusyShare
+from stoker.runtime.worker.error_records import start_record, store_record
 from stoker.runtime.worker.host import PATIENCE_S, Host
 from stoker.runtime.worker.outbox import Outbox
+from stoker.runtime.worker.replica_log import ReplicaLog
+from stoker.runtime.worker.set_aside import Aside, SetAside
 
 State = Literal["starting", "loading", "ready", "draining", "failed", "gone"]
 Record = dict[str, Any]
@@ -33,8 +38,8 @@ class StartFailed(Exception):
     """A replica could not start; `error` is the record its waiting jobs get."""
 
     def __init__(self, error: Record) -> None:
-        super().__init__(error["message"])
-        self.error = error
+        self.error = bounded(error)
+        super().__init__(self.error["message"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,8 @@ class Start:
 class Replica(ABC):
     """Life: starting, loading, ready, draining, gone; or failed, and then the controller decides what comes next."""
 
+    isolation = "shared-engine"
+
     def __init__(self, id: str, spec: FunctionSpec, host: Host, start: Start) -> None:
         self.id = id
         self._start = start
@@ -60,6 +67,7 @@ class Replica(ABC):
         self.timeline = Timeline()
         self.outbox = Outbox(host.broker, spec.name, self.lose)
         self.claimer = host.claimer(spec.name)
+        self.log = ReplicaLog(host.logs, spec.name, id)
         self._claimed_ns: dict[str, int] = {}
         self._share = BusyShare()
         self._untold_start_ms = 0.0
@@ -67,8 +75,9 @@ class Replica(ABC):
         self._grace_ends = math.inf
         self._started_at = time.monotonic_ns()
         self._room = asyncio.Event()
-        self._storing: set[asyncio.Task[None]] = set()
+        self._storing: dict[str, asyncio.Task[None]] = {}
         self._stopping = asyncio.Event()
+        self.aside = SetAside(self, self._stopping, self._room)
         self._task: asyncio.Task[None] | None = None
 
     @abstractmethod
@@ -91,11 +100,15 @@ class Replica(ABC):
     def abort(self, job_id: str) -> None:
         """Stops computing for a job that no longer belongs to this host."""
 
+    def begun(self, job_id: str) -> bool:
+        """Whether a job that is held may have been worked on."""
+        return True
+
     def used(self, job_id: str) -> Record:
         """What a job has used so far beside time, where the kind knows it."""
         return {}
 
-    def run_phases(self, claim: Claim) -> list[Record]:
+    def run_phases(self, claim: Claim, begun_ns: int) -> list[Record]:
         """Timeline records of the job's own run, when the kind knows more than its whole length."""
         return []
 
@@ -131,22 +144,28 @@ class Replica(ABC):
 
     def lose(self, job_id: str, reason: str = "lost") -> None:
         """The job was cancelled, timed out or given to another worker: stop, and say no more than what it had used."""
+        self.aside.lose(job_id)
         if claim := self.held.pop(job_id, None):
-            self.outbox.meter(Metered(job_id, claim.fence, pack(self._usage(claim, self.used(job_id)))))
+            usage, _ = self._records(claim, self.used(job_id))
+            self.outbox.meter(Metered(job_id, claim.fence, pack(usage)))
             self.outbox.forget(job_id)
-            self._claimed_ns.pop(job_id, None)
             self.abort(job_id)
             self._room.set()
 
     def crash(self, error: Record) -> None:
-        """What ran the jobs died: they are retried elsewhere and this replica is over."""
+        """What ran the jobs died: they are retried elsewhere and this replica is over. What had not begun goes back as
+        it came, also what is still handed over; a result that is being stored is kept."""
         if self.state in ("failed", "gone"):
             return
-        self.state, self.error = "failed", error
-        for claim in list(self.held.values()):
-            self.fail(claim, error, retry=True)
+        self.state, self.error = "failed", bounded(error)
+        for claim in [claim for claim in self.held.values() if claim.job_id not in self._storing]:
+            if self.begun(claim.job_id):
+                self.fail(claim, error, retry=True)
+            else:
+                self._give_back(claim)
         self._stopping.set()
         self._room.set()
+        self.claimer.nudge()
 
     def complete(self, claim: Claim, result: Record, usage: Record, cost: float | None = None) -> None:
         """A big result is stored first; until then the job is held."""
@@ -155,8 +174,8 @@ class Replica(ABC):
             self._complete(claim, packed, usage, cost)
             return
         storing = asyncio.create_task(self._store(claim, packed, usage, cost))
-        self._storing.add(storing)
-        storing.add_done_callback(self._storing.discard)
+        self._storing[claim.job_id] = storing
+        storing.add_done_callback(lambda _: self._storing.pop(claim.job_id, None))
 
     async def _store(self, claim: Claim, packed: bytes, usage: Record, cost: float | None) -> None:
         try:
@@ -169,16 +188,8 @@ class Replica(ABC):
     def _complete(self, claim: Claim, packed: bytes, usage: Record, cost: float | None) -> None:
         if not self._drop(claim):
             return
-        self.outbox.complete(
-            Completion(
-                job_id=claim.job_id,
-                fence=claim.fence,
-                result=packed,
-                usage=pack(self._usage(claim, usage)),
-                notes=pack(self._notes(claim)),
-                cost=cost,
-            )
-        )
+        usage, notes = self._records(claim, usage)
+        self.outbox.complete(Completion(claim.job_id, claim.fence, packed, pack(usage), pack(notes), cost))
 
     def _drop(self, claim: Claim) -> bool:
         """False: this attempt was not held any more."""
@@ -192,17 +203,25 @@ class Replica(ABC):
     def fail(self, claim: Claim, error: Record, *, retry: bool, counts: bool = True) -> None:
         if not self._drop(claim):
             return
+        used, notes = self._records(claim, self.used(claim.job_id))
         self.outbox.fail(
             Failure(
                 job_id=claim.job_id,
                 fence=claim.fence,
-                error=pack(error),
+                error=pack(bounded(error)),
                 retry=retry,
                 counts=counts,
-                usage=pack(self._usage(claim, {})),
-                notes=pack(self._notes(claim)),
+                usage=pack(used),
+                notes=pack(notes),
             )
         )
+
+    def part_with(self, claim: Claim, error: Record) -> Aside | None:
+        """What another version's job has used so far; None: it was not held any more."""
+        if not self._drop(claim):
+            return None
+        usage, notes = self._records(claim, self.used(claim.job_id))
+        return Aside(claim, error, pack(usage), pack(notes), time.monotonic())
 
     def hold(self, claim: Claim) -> None:
         self.held[claim.job_id] = claim
@@ -212,15 +231,15 @@ class Replica(ABC):
     async def room(self) -> int:
         """Waits until there is room for a job; 0: the replica stops."""
         while not self._stopping.is_set():
-            if free := self.free():
+            if not self.aside.full and (free := self.free()):
                 return free
             self._room.clear()
             await self._room.wait()
         return 0
 
-    async def claim(self, limit: int) -> list[Claim]:
-        """Up to `limit` jobs, as `take` gives them; [] after a moment without any."""
-        claims = await insist(lambda: self.claimer.claim_or_stand(limit), PATIENCE_S)
+    async def claim(self, limit: int, lowest: int = -1, but: Collection[str] = ()) -> list[Claim]:
+        """Up to `limit` jobs, as `take` gives them; [] after a moment without any. The rest as for the claimer."""
+        claims = await insist(lambda: self.claimer.claim_or_stand(limit, lowest, but), PATIENCE_S)
         return await self.take(claims or await self.claimer.wait())
 
     async def claim_now(self, limit: int) -> list[Claim]:
@@ -228,10 +247,13 @@ class Replica(ABC):
 
     async def take(self, claims: Sequence[Claim]) -> list[Claim]:
         """Holds them, so that their leases are renewed, and reads their payloads, wherever those are; a job whose
-        payload can't be read is failed here."""
+        payload can't be read is failed here. After a crash they go back at once."""
         for claim in claims:
             self.hold(claim)
-        await asyncio.gather(*(self._read_payload(claim) for claim in claims if payloads.is_reference(claim.payload)))
+            if self.state == "failed":
+                self._give_back(claim)
+        if stored := [claim for claim in claims if payloads.is_reference(claim.payload)]:
+            await asyncio.gather(*map(self._read_payload, stored))
         return [self.held[claim.job_id] for claim in claims if claim.job_id in self.held]
 
     async def _read_payload(self, claim: Claim) -> None:
@@ -241,7 +263,7 @@ class Replica(ABC):
             self.fail(claim, store_record(error), retry=isinstance(error, StoreUnavailable))
         else:
             if self.held.get(claim.job_id) is claim:
-                self.held[claim.job_id] = replace(claim, payload=payload)
+                self.held[claim.job_id] = claim._replace(payload=payload)
 
     def report(self) -> Record:
         loaded, total = self.progress()
@@ -259,8 +281,10 @@ class Replica(ABC):
 
     async def _run(self) -> None:
         self.outbox.start()
+        self.log.say(f"starts on host {self.host.id}: version {self.spec.version}")
         try:
             await self._load()
+            self.log.say(f"ready in {self._untold_start_ms / 1000:.2f} s")
             telling = asyncio.create_task(self._tell_cold_start())
             while not self._stopping.is_set() and self.state == "ready":
                 await self.take_work()
@@ -273,6 +297,8 @@ class Replica(ABC):
         finally:
             await self.unload()
             await self.outbox.close()
+            self.log.say(f"{self.state}: {self.error['message']}" if self.error else "stopped")
+            await self.log.close()
             if self.state != "failed":
                 self.state = "gone"
 
@@ -283,15 +309,8 @@ class Replica(ABC):
                 await self.load()
         except StartFailed:
             raise
-        except ColdStartError as error:
-            raise StartFailed(cold_start_record(error)) from error
-        except TimeoutError as error:
-            message = f"the worker was not ready after {limit_s:g} s, the limit of its start"
-            raise StartFailed({"type": "timeout_error", "message": message, "code": "start_timed_out"}) from error
         except Exception as error:
-            log.exception("replica %s of %s", self.id, self.spec.name)
-            message = f"{type(error).__name__}: {error}"
-            raise StartFailed({"type": "cold_start_error", "message": message, "code": type(error).__name__}) from error
+            raise StartFailed(start_record(error, limit_s)) from error
         self._ready_at = time.monotonic()
         self._untold_start_ms = self._ready_at * 1000 - self._started_at / 1e6
         if self.state in ("starting", "loading"):
@@ -303,15 +322,15 @@ class Replica(ABC):
         woken to, the jobs are left to it."""
         log.error("replica %s of %s failed to start: %s", self.id, self.spec.name, error["message"])
         self.state, self.error = "failed", error
+        self.log.traceback(error.get("traceback") or "")
+        failed = partial(self.fail, error=error, retry=self._start.failed_before + 1 < MANY_FAILURES)
         for claim in list(self.held.values()):
             self.abort(claim.job_id)
-            if self._start.relieves:
-                self._give_back(claim)
-            else:
-                self.fail(claim, error, retry=self._start.failed_before + 1 < MANY_FAILURES)
+            (self._give_back if self._start.relieves else failed)(claim)
+        self.aside.give_back()
         for claim in [] if self._start.relieves else await insist(lambda: self.claimer.claim(1000), PATIENCE_S):
             self.hold(claim)
-            self.fail(claim, error, retry=self._start.failed_before + 1 < MANY_FAILURES)
+            failed(claim)
         await self.outbox.drained()
 
     async def _tell_cold_start(self) -> None:
@@ -323,6 +342,7 @@ class Replica(ABC):
         for claim in await insist(self.claimer.leave, PATIENCE_S):
             self.hold(claim)
             self._give_back(claim)
+        self.aside.give_back()
 
     async def _until_nothing_is_held(self) -> None:
         while self.held:
@@ -338,47 +358,43 @@ class Replica(ABC):
         error = {"type": "internal_error", "message": "worker stopped", "code": None}
         self.fail(claim, error, retry=True, counts=False)
 
-    def _usage(self, claim: Claim, extra: Record) -> Record:
-        """Of an attempt that is over. `busy_ms` is its share of the replica's time; its start is on the record
-        of the first attempt that ends here."""
+    def _records(self, claim: Claim, used: Record) -> tuple[Record, Record]:
+        """Usage and notes of an attempt that is over."""
+        now = time.monotonic_ns()
+        claimed = self._claimed_ns.pop(claim.job_id, now)
+        queued_ms = claim.claimed_ms - claim.enqueued_ms
+        start_ms = self._cold_start_ms(claimed, queued_ms)
+        return self._usage(claim, used, now - claimed, start_ms), self._notes(claim, claimed, now, start_ms)
+
+    def _usage(self, claim: Claim, used: Record, ran_ns: int, cold_start_ms: float) -> Record:
+        """`busy_ms` is its share of the replica's time; its start is on the record of the first attempt that ends here,
+        `cold_start_ms` says how long this job waited for it."""
         start_ms, self._untold_start_ms = self._untold_start_ms, 0.0
-        claimed = self._claimed_ns.get(claim.job_id, time.monotonic_ns())
         return {
             "tenant": claim.tenant,
             "function": claim.function,
             "attempt": claim.attempt,
             "queue_ms": claim.claimed_ms - claim.enqueued_ms,
-            "run_ms": (time.monotonic_ns() - claimed) / 1e6,
+            "run_ms": ran_ns / 1e6,
             "busy_ms": self._share.end(claim.job_id) * 1000,
             "start_ms": start_ms,
-            "cold_start_ms": self._cold_start_ms(claim),
+            "cold_start_ms": cold_start_ms,
             "prompt_tokens": 0,
             "completion_tokens": 0,
             "cached_tokens": 0,
-            **extra,
+            **used,
         }
 
-    def _notes(self, claim: Claim) -> Record:
-        claimed = self._claimed_ns.get(claim.job_id, time.monotonic_ns())
-        queued = claimed - int((claim.claimed_ms - claim.enqueued_ms) * 1e6)
-        own = [{"name": "queue wait", "start_ns": queued, "end_ns": claimed}]
-        if self._cold_start_ms(claim):
-            own = [{"name": "queue wait", "start_ns": queued, "end_ns": self._started_at}, *self.timeline.records()]
-        own += [*self.run_phases(claim), {"name": "run", "start_ns": claimed, "end_ns": time.monotonic_ns()}]
-        self._claimed_ns.pop(claim.job_id, None)
-        return {"host": self.host.id, "replica": self.id, "timeline": own}
+    def _notes(self, claim: Claim, claimed: int, now: int, cold_start_ms: float) -> Record:
+        queued = claimed - (claim.claimed_ms - claim.enqueued_ms) * 1_000_000
+        own = [{"name": "queue wait", "start_ns": queued, "end_ns": self._started_at if cold_start_ms else claimed}]
+        own += self.timeline.records() if cold_start_ms else ()
+        own += [*self.run_phases(claim, claimed), {"name": "run", "start_ns": claimed, "end_ns": now}]
+        return {"host": self.host.id, "replica": self.id, "isolation": self.isolation, "timeline": own}
 
-    def _cold_start_ms(self, claim: Claim) -> float:
-        """How long of its wait this job spent on this replica's start; 0 for a job that found it ready."""
-        waited_s = (claim.claimed_ms - claim.enqueued_ms) / 1000
-        since_ready = self._claimed_ns.get(claim.job_id, time.monotonic_ns()) / 1e9 - self._ready_at
-        load_s = self._ready_at - self._started_at / 1e9
-        return max(0.0, min(load_s, waited_s - since_ready)) * 1000 if self._ready_at else 0.0
-
-
-def store_record(error: ColdStartError) -> Record:
-    return {"type": "internal_error", "message": str(error), "code": type(error).__name__, "traceback": None}
-
-
-def cold_start_record(error: ColdStartError) -> Record:
-    return {"type": "cold_start_error", "message": str(error), "code": type(error).__name__, "facts": error.as_dict()}
+    def _cold_start_ms(self, claimed: int, queued_ms: int) -> float:
+        """How long of its wait a job spent on this replica's start; 0 for a job that found it ready."""
+        waited_for_claim_s = queued_ms / 1000 - (claimed / 1e9 - self._ready_at)
+        if not self._ready_at or waited_for_claim_s <= 0:
+            return 0.0
+        return min(self._ready_at - self._started_at / 1e9, waited_for_claim_s) * 1000

@@ -58,15 +58,20 @@ def first_stop(text: str, stops: Sequence[str]) -> int:
 
 
 class TextStream:
-    """Visible text of one answer. `text` is everything shown so far; `stopped` once a stop string was met."""
+    """Visible text of one answer; `stopped` once a stop string was met."""
 
     def __init__(self, decoder: Decoder, stops: Sequence[str] = ()) -> None:
         self._detokenizer = Detokenizer(decoder)
         self._stops = tuple(stops)
         self._held = ""
-        self.text = ""
+        self._shown: list[str] = []
         self.tokens = 0
         self.stopped = False
+
+    @property
+    def text(self) -> str:
+        """Everything shown so far."""
+        return "".join(self._shown)
 
     def feed(self, tokens: Sequence[int]) -> str:
         """Newly visible text. Tokens after the one that completes a stop string are not counted."""
@@ -85,15 +90,18 @@ class TextStream:
         shown = self._show(self._detokenizer.flush())
         if not self.stopped:
             shown += self._held
-            self.text += self._held
+            self._shown.append(self._held)
             self._held = ""
         return shown
 
     def _show(self, piece: str) -> str:
+        if not self._stops:
+            self._shown.append(piece)
+            return piece
         candidate = self._held + piece
         stop = first_stop(candidate, self._stops)
         self.stopped = stop >= 0
         visible = stop if self.stopped else len(candidate) - held_suffix(candidate, self._stops)
         self._held = "" if self.stopped else candidate[visible:]
-        self.text += candidate[:visible]
+        self._shown.append(candidate[:visible])
         return candidate[:visible]

@@ -39,6 +39,7 @@ class WeightSources:
         self._key = derive(settings.secret, PURPOSE)
         self._server: PeerServer | None = None
         self._held: set[str] = set()
+        self._distrusted: set[str] = set()
         self._announcing: asyncio.Task[None] | None = None
         self.address = ""
 
@@ -84,6 +85,17 @@ class WeightSources:
             return None
         others = [address for address in found if address != self.address]
         return PeerSource(others, self._key, store.url) if others else None
+
+    def verifies(self, manifest: Manifest, device: str, dtype: str) -> bool:
+        """Whether the host takes the checksums. A GPU does it in a fraction of the time, where it has the bytes as they
+        were published; but the host finds out which source had the wrong ones and asks another, so a model that came
+        out wrong is its work from then on."""
+        stored = {tensor.dtype for tensor in manifest.tensors}
+        as_published = dtype in ("auto", "bfloat16") and stored == {"BF16"}
+        return device == "cpu" or not as_published or manifest.revision in self._distrusted
+
+    def distrust(self, manifest: Manifest) -> None:
+        self._distrusted.add(manifest.revision)
 
     async def loaded(self, store: ObjectStore, manifest: Manifest) -> None:
         """The model's chunks are in the cache now, as far as they fit: other hosts may ask for them."""

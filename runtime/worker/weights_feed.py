@@ -22,7 +22,7 @@ RESIDENT = 0.9
 
 class WeightsFeed:
     """One load's weights. `start` fetches, `connect` begins to hand chunks to the engine. With `files` there is nothing
-    to fetch: the engine maps those."""
+    to fetch: the engine maps those. Without `verify`, the engine compares the checksums."""
 
     def __init__(
         self,
@@ -31,10 +31,11 @@ class WeightsFeed:
         ring: Ring,
         cache: ChunkCache | None = None,
         peers: PeerSource | None = None,
+        verify: bool = True,
     ) -> None:
         self.files = resident_files(store, manifest)
         self.total_bytes = manifest.total_bytes
-        self._fetcher = None if self.files else Fetcher(store, manifest, ring, cache=cache, peers=peers)
+        self._fetcher = None if self.files else Fetcher(store, manifest, ring, cache=cache, peers=peers, verify=verify)
         self._peers = peers
         self._local = isinstance(store, FileStore)
         self._started_ns = 0

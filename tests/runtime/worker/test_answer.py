@@ -1,5 +1,4 @@
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -133,7 +132,7 @@ def test_each_choice_is_continued_where_it_was() -> None:
         {"text": "d", "ids": ids("d")},
     ]
     answer = Answer(
-        replace(given, chunks=[StoredChunk(str(n), 1, 1, pack(c)) for n, c in enumerate(chunks)]), Letters()
+        given._replace(chunks=[StoredChunk(str(n), 1, 1, pack(c)) for n, c in enumerate(chunks)]), Letters()
     )
     assert [choice.prior for choice in answer.choices] == [ids("abd"), ids("c")]
     assert answer.unfinished == [1]

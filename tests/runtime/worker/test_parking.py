@@ -9,6 +9,7 @@ import pytest
 
 from stoker.runtime.settings import Settings
 from stoker.runtime.spec import ModelOptions
+from stoker.runtime.worker.own_copy import OwnCopy
 from stoker.runtime.worker.parking import Parked, Parking, parking_name
 
 
@@ -134,3 +135,26 @@ async def test_closing_lets_everything_go(tmp_path: Path):
 def test_names_tell_models_and_their_options_apart(other: ModelOptions):
     names = {parking_name("r", ModelOptions()), parking_name("s", ModelOptions()), parking_name("r", other)}
     assert len(names) == 3 and parking_name("r", ModelOptions()) in names
+
+
+async def test_what_a_model_needs_beside_its_weights_is_counted_and_idle_ones_make_room(tmp_path: Path):
+    place, link = parking(tmp_path), Link()
+    park(place, "a", link)
+    park(place, "b", link)
+    place.take("c", 50)
+    assert place.ledger.table() == {"('cuda:0', 'b')": (40, 0), "beside c": (50, 50)}
+    place.take("d", 90)
+    assert place.ledger.free == -40 and park(place, "e", link, 1) is None
+    place.give_up("c")
+    place.give_up("d")
+    assert place.ledger.free == 100
+    await gone(link)
+
+
+async def test_a_replica_says_what_its_model_uses_of_the_hosts_memory(tmp_path: Path):
+    place, link = parking(tmp_path), Link()
+    copy = OwnCopy("chat-1", place, link)  # type: ignore[arg-type]
+    copy.know({"parameter_bytes": 40, "host_bytes": 30})
+    assert place.ledger.table() == {"beside chat-1": (30, 30)}
+    copy.release()
+    assert place.ledger.table() == {}

@@ -1,9 +1,9 @@
 """What all replicas share: jobs with their payloads, held while those are read; leaving; waiting for room."""
 
 import asyncio
+import math
 import threading
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,10 +12,12 @@ import pytest
 from stoker.coldstart.store import ObjectStore, open_store
 from stoker.queue.broker import Broker
 from stoker.queue.client import connect
+from stoker.queue.cluster import Cluster
 from stoker.queue.embedded import EmbeddedValkey
 from stoker.queue.events import Bells
 from stoker.queue.records import JobState, Limits, NewJob, QueueFull, new_job_id, pack, unpack
 from stoker.runtime import payloads
+from stoker.runtime.logs.log_book import LogBook
 from stoker.runtime.settings import Settings
 from stoker.runtime.spec import FunctionSpec
 from stoker.runtime.worker.engine_link import see
@@ -23,7 +25,7 @@ from stoker.runtime.worker.host import Host, log_path
 from stoker.runtime.worker.replica import Replica, Start, StartFailed
 
 BIG = pack("x" * payloads.INLINE_LIMIT)
-LEASE_MS = 300
+LEASE_MS = 1000
 SPEC = FunctionSpec(name="f", kind="python", version="1")
 NEW = Start()
 
@@ -62,11 +64,12 @@ async def host(tmp_path: Path) -> AsyncIterator[Host]:
     server = EmbeddedValkey(tmp_path / "valkey", tmp_path / "s")
     server.start()
     client = connect(server.url)
-    bells = Bells(server.url, "w", on_cancel=lambda _: None)
+    bells = Bells(server.url, "w", on_cancel=lambda *_: None)
     await bells.start()
     unused = cast(Any, None)
     broker = Broker(client, lease_ms=LEASE_MS)
-    yield Host("h", "w", Settings(tmp_path), broker, bells, unused, unused, ["cpu"], unused)
+    rest = LogBook(client), unused, unused
+    yield Host("h", "w", Settings(tmp_path), broker, bells, unused, unused, ["cpu"], unused, *rest, Cluster(client))
     await bells.close()
     await client.aclose()
     server.stop()
@@ -190,6 +193,76 @@ async def test_what_comes_to_a_replica_that_leaves_goes_back_unharmed(host: Host
     assert [claim.job_id for claim in await host.broker.claim("f", "other", 9)] == jobs
 
 
+async def test_what_comes_to_a_replica_that_crashed_goes_back_unharmed_and_at_once(host: Host) -> None:
+    """Its claim still stands, and the job is handed to it: that is nobody's attempt and waits for no lease."""
+    replica = Holder(host)
+    replica.start()
+    await until_ready(replica)
+    async with asyncio.timeout(20):
+        while replica.loops < 2 or replica.claimer._ticket.standing is None:
+            await asyncio.sleep(0.005)
+    first, second = new_job_id("f"), new_job_id("f")
+    replica.crash({"type": "function_error", "message": "exit code 9", "code": "process_died"})
+    await enqueue(host, first, b"p")
+    await asyncio.wait_for(replica.stop(math.inf), 10)
+    await enqueue(host, second, b"p")
+    assert replica.state == "failed" and replica.held == {}
+    records = [await host.broker.job(job_id) for job_id in (first, second)]
+    assert [record and record.attempt for record in records] == [0, 0]
+    assert [claim.job_id for claim in await host.broker.claim("f", "other", 9)] == [first, second]
+
+
+async def test_what_is_claimed_while_a_replica_crashes_goes_back_unharmed(host: Host) -> None:
+    job_id = new_job_id("f")
+    await enqueue(host, job_id, b"p")
+    replica = Holder(host)
+    replica.outbox.start()
+    claiming = asyncio.create_task(replica.claim(1))
+    await asyncio.sleep(0)
+    replica.crash({"type": "function_error", "message": "exit code 9", "code": "process_died"})
+    assert await claiming == [] and replica.held == {}
+    await replica.outbox.drained()
+    assert [claim.attempt for claim in await host.broker.claim("f", "other", 9)] == [1]
+    await replica.outbox.close()
+
+
+class Idle(Holder):
+    """Has not begun with what it holds."""
+
+    def begun(self, job_id: str) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(("kind", "attempt"), [(Holder, 1), (Idle, 0)])
+async def test_a_crash_uses_up_an_attempt_of_what_had_begun(host: Host, kind: type[Holder], attempt: int) -> None:
+    job_id = new_job_id("f")
+    await enqueue(host, job_id, b"p")
+    replica = kind(host)
+    replica.start()
+    async with asyncio.timeout(20):
+        while not replica.held:
+            await asyncio.sleep(0.005)
+    replica.crash({"type": "function_error", "message": "exit code 9", "code": "process_died"})
+    await asyncio.wait_for(replica.stop(math.inf), 10)
+    record = await host.broker.job(job_id)
+    assert record and record.state is JobState.RETRYING and record.attempt == attempt
+
+
+async def test_a_result_that_is_being_stored_survives_a_crash(host: Host) -> None:
+    job_id = new_job_id("f")
+    await enqueue(host, job_id, b"p")
+    replica = Holder(host)
+    replica.outbox.start()
+    (claim,) = await replica.claim(1)
+    replica.complete(claim, {"value": "x" * payloads.INLINE_LIMIT}, {})
+    replica.crash({"type": "function_error", "message": "exit code 9", "code": "process_died"})
+    while replica.held:
+        await asyncio.sleep(0.005)
+    await replica.outbox.drained()
+    assert await state_of(host, job_id) is JobState.SUCCEEDED
+    await replica.outbox.close()
+
+
 async def test_a_start_tells_the_queue_how_long_it_took(host: Host) -> None:
     replica = Holder(host)
     replica.start()
@@ -243,7 +316,7 @@ async def test_a_late_verdict_does_not_touch_the_next_attempt(host: Host) -> Non
     replica = Holder(host)
     (claim,) = await replica.claim(1)
     replica.lose(job_id)
-    replica.hold(replace(claim, fence=claim.fence + 1))
+    replica.hold(claim._replace(fence=claim.fence + 1))
     replica.complete(claim, {"value": 1}, {})
     replica.fail(claim, {"message": "late"}, retry=True)
     assert replica.held[job_id].fence == claim.fence + 1

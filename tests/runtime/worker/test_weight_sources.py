@@ -1,6 +1,7 @@
 """Two hosts of one deployment: the second gets from the first what it can, through a real Redis and real sockets."""
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +158,17 @@ def test_settings_reach_child_processes(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_own_address_is_the_one_towards_the_queue() -> None:
     assert own_address("redis://127.0.0.1:6379") == "127.0.0.1"
     assert own_address("unix:///run/valkey.sock") == "127.0.0.1"
+
+
+def test_a_gpu_takes_the_checksums_of_what_it_gets_as_published_until_they_are_wrong(
+    model: tuple[S3Store, Manifest],
+) -> None:
+    sources, manifest = WeightSources(Settings(Path("nowhere"))), model[1]
+    stored = {tensor.dtype for tensor in manifest.tensors}
+    assert sources.verifies(manifest, "cpu", "auto")
+    assert sources.verifies(manifest, "cuda:0", "float32")
+    assert sources.verifies(manifest, "cuda:0", "auto") is (stored != {"BF16"})
+    raw = replace(manifest, tensors=[tensor._replace(dtype="BF16") for tensor in manifest.tensors])
+    assert not sources.verifies(raw, "cuda:0", "auto")
+    sources.distrust(raw)
+    assert sources.verifies(raw, "cuda:0", "auto")
