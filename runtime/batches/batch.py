@@ -1,5 +1,6 @@
 """A batch: a file of requests that run when there is room, within a day. Its life as pure steps between records."""
 
+import re
 import secrets
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -9,12 +10,14 @@ Status = Literal["validating", "failed", "in_progress", "finalizing", "completed
 OVER: tuple[Status, ...] = ("failed", "completed", "expired", "cancelled")
 WINDOW_S = 86_400
 MAX_LINES = 50_000
+BATCH_ID = re.compile(r"batch_[a-z0-9]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`segments_done` stretches of lines have their results in the store; `stopped` says why some of them were not run.
-    Times are Unix seconds, 0 = not yet."""
+    """`segments_done` stretches of lines have their results in the store, and `completed` and `failed` count those;
+    `seen_completed` and `seen_failed` count all that ended, as of a moment ago. `stopped` says why some lines were not
+    run. Times are Unix seconds, 0 = not yet."""
 
     id: str
     tenant: str
@@ -30,6 +33,8 @@ class Batch:
     total: int = 0
     completed: int = 0
     failed: int = 0
+    seen_completed: int = 0
+    seen_failed: int = 0
     segments_done: int = 0
     stopped: str = ""
     in_progress_at: int = 0
@@ -44,8 +49,19 @@ class Batch:
     def over(self) -> bool:
         return self.status in OVER
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Lines that completed and lines that failed. They don't fall while lines are run, whatever a line's end is
+        when another gateway asks for it again; in the end they are those of the files."""
+        stored, seen = (self.completed, self.failed), (self.seen_completed, self.seen_failed)
+        return stored if self.finalizing_at or no_less(stored, seen) else seen
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def no_less(counts: tuple[int, int], others: tuple[int, int]) -> bool:
+    return counts[0] >= others[0] and counts[1] >= others[1]
 
 
 def new_batch(tenant: str, endpoint: str, input_file_id: str, metadata: dict[str, str]) -> Batch:
@@ -61,7 +77,10 @@ def started(batch: Batch, total: int, now: int) -> Batch:
 
 
 def refused(batch: Batch, code: str, message: str, now: int) -> Batch:
+    """Of an input that can't be read, or not any more. Results that are stored, if any may be, become files first."""
     error = {"code": code, "message": message, "param": None, "line": None}
+    if batch.status != "validating":
+        return replace(batch, errors=[error])
     return replace(batch, status="failed", failed_at=now, errors=[error])
 
 
@@ -74,6 +93,13 @@ def advanced(batch: Batch, completed: int, failed: int, stopped: str) -> Batch:
         failed=batch.failed + failed,
         stopped=stopped,
     )
+
+
+def counted(batch: Batch, completed: int, failed: int) -> Batch:
+    """So many lines have ended by now, stored or not."""
+    if not no_less((completed, failed), (batch.seen_completed, batch.seen_failed)):
+        return batch
+    return replace(batch, seen_completed=completed, seen_failed=failed)
 
 
 def cancelled(batch: Batch, now: int) -> Batch:
@@ -101,6 +127,8 @@ def finished(batch: Batch, output: str, errors: str, now: int) -> Batch:
     files = replace(batch, output_file_id=output, error_file_id=errors)
     if batch.status == "cancelling":
         return replace(files, status="cancelled", cancelled_at=now)
+    if batch.errors:
+        return replace(files, status="failed", failed_at=now)
     if batch.stopped == "batch_expired":
         return replace(files, status="expired", expired_at=now)
     return replace(files, status="completed", completed_at=now)

@@ -62,10 +62,26 @@ class BatchShelf:
         """The newest first."""
         return [name.decode() for name in await self._redis.zrange(index_key(tenant), 0, -1, desc=True)]
 
+    async def remove_all(self, tenant: str) -> None:
+        """Whoever drives one of them finds it gone, and stops."""
+        keys = [batch_key(tenant, batch_id) for batch_id in await self.ids(tenant)]
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.delete(index_key(tenant), *keys)
+            if keys:
+                pipe.srem(ACTIVE, *keys)
+            await pipe.execute()
+
     async def active(self) -> list[tuple[str, str]]:
         """(tenant, id) of every batch that isn't over."""
         names = [name.decode().rsplit(":", 2) for name in await self._redis.smembers(ACTIVE)]
         return sorted((tenant, batch_id) for _, tenant, batch_id in names)
+
+    async def reader_of(self, tenant: str, file_id: str) -> str:
+        """The id of a batch that isn't over and has this file as its input, "" when none has."""
+        own = [batch_id for owner, batch_id in await self.active() if owner == tenant]
+        packed = await self._redis.mget([batch_key(tenant, batch_id) for batch_id in own]) if own else []
+        batches = [Batch(**unpack(data)) for data in packed if data]
+        return next((batch.id for batch in batches if batch.input_file_id == file_id and not batch.over), "")
 
     async def take(self, batch_id: str, driver: str) -> bool:
         """Takes or renews the right to drive a batch."""

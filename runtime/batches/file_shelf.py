@@ -11,7 +11,7 @@ from pathlib import Path
 from stoker.coldstart.failures import ObjectMissing
 from stoker.coldstart.store import ObjectStore
 
-PREFIX = "files"
+PREFIX, RESULTS = "files", "batches"
 FILE_ID = re.compile(r"file-[a-z0-9]{1,64}")
 COPY_BYTES = 8 << 20
 
@@ -53,6 +53,18 @@ class FileShelf:
         names = (info.key.rpartition("/")[2] for info in self._store.list(f"{PREFIX}/{tenant}/"))
         return sorted((name.removesuffix(".json") for name in names if name.endswith(".json")), reverse=True)
 
+    def remove_results(self, tenant: str, batch_id: str) -> None:
+        """Stretches of a batch's results, which nobody needs once they are a file."""
+        self._remove_below(f"{RESULTS}/{tenant}/{batch_id}/")
+
+    def remove_all(self, tenant: str) -> None:
+        for prefix in (PREFIX, RESULTS):
+            self._remove_below(f"{prefix}/{tenant}/")
+
+    def _remove_below(self, prefix: str) -> None:
+        for info in list(self._store.list(prefix)):
+            self._store.delete(info.key)
+
     def remove(self, tenant: str, file_id: str) -> None:
         self._store.delete(record_key(tenant, file_id))
         self._store.delete(content_key(tenant, file_id))
@@ -71,6 +83,10 @@ class FileShelf:
 
 def content_key(tenant: str, file_id: str) -> str:
     return f"{PREFIX}/{tenant}/{file_id}"
+
+
+def result_key(tenant: str, batch_id: str, segment: int, good: bool) -> str:
+    return f"{RESULTS}/{tenant}/{batch_id}/{segment:06d}.{'output' if good else 'errors'}"
 
 
 def record_key(tenant: str, file_id: str) -> str:

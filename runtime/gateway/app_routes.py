@@ -6,17 +6,22 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from stoker.runtime.gateway.auth import Caller
+from stoker.runtime.gateway.context import Gateway
 from stoker.runtime.gateway.deploy_routes import (
     FunctionObject,
-    forget,
     function_object,
+    keep_limits,
     prepare,
     remember,
     spec_of,
 )
 from stoker.runtime.gateway.endpoint import Incoming, Json
-from stoker.runtime.gateway.errors import ApiError, bad_request
-from stoker.runtime.spec import FunctionSpec, owner_of, short_name
+from stoker.runtime.gateway.errors import bad_request
+from stoker.runtime.gateway.releasing import make_current, refuse_foreign
+from stoker.runtime.gateway.route_lessons import teach
+from stoker.runtime.gateway.routing import check_routers
+from stoker.runtime.releases import Release
+from stoker.runtime.spec import FunctionSpec, InvalidSpec, check_name, short_name
 
 
 class AppRequest(TypedDict):
@@ -24,32 +29,64 @@ class AppRequest(TypedDict):
 
 
 class AppObject(TypedDict):
-    """`deleted` names functions that an earlier version of the app had."""
+    """`deleted` names functions that the version before it had."""
 
     object: Literal["app"]
     name: str
+    version: str
     functions: list[FunctionObject]
     deleted: list[str]
 
 
 async def put_app(incoming: Incoming) -> Response:
-    name, gateway, owner = incoming.path("name"), incoming.gateway, incoming.caller.owner
+    name, gateway = incoming.path("name"), incoming.gateway
+    check_app(name, "name")
     specs = specs_of(incoming.caller, name, incoming.object().get("functions"))
-    deployed = {full: spec for full, spec in (await gateway.registry.all()).items() if owner_of(full) == owner}
-    refuse_foreign(name, specs, deployed)
+    refuse_foreign(name, specs, await gateway.registry.all())
+    check_routers(specs, await gateway.registry.visible(incoming.caller))
     prepared = [await prepare(gateway, spec) for spec in specs]
-    kept = {spec.name for spec, _ in prepared}
-    deleted = sorted(old.name for old in deployed.values() if old.app == name and old.name not in kept)
-    prepared = [(await gateway.registry.with_birth(spec), encoder) for spec, encoder in prepared]
-    for spec, encoder in prepared:
-        await remember(gateway, spec, encoder)
-    await gateway.registry.replace([spec for spec, _ in prepared], deleted)
-    for function in deleted:
-        await forget(gateway, function)
+    made = await make_current(gateway, incoming.caller, name, prepared)
+    await teach(gateway, incoming.caller, made[1])
+    return Json(await app_object(gateway, name, *made))
+
+
+async def app_object(
+    gateway: Gateway, name: str, release: Release, specs: list[FunctionSpec], deleted: list[str]
+) -> AppObject:
     view = await gateway.view.snapshot()
-    functions = [function_object(spec, view) for spec, _ in prepared]
-    gone = [short_name(function) for function in deleted]
-    return Json({"object": "app", "name": name, "functions": functions, "deleted": gone})
+    return {
+        "object": "app",
+        "name": name,
+        "version": release.version,
+        "functions": [function_object(spec, view) for spec in specs],
+        "deleted": [short_name(function) for function in deleted],
+    }
+
+
+async def put_function(incoming: Incoming) -> Response:
+    """As a part of an app it makes a new version of that; a function on its own has no history."""
+    gateway, caller = incoming.gateway, incoming.caller
+    spec, encoder = await prepare(gateway, spec_of(caller, incoming.path("name"), incoming.object()))
+    check_routers([spec], await gateway.registry.visible(caller))
+    deployed = await gateway.registry.all()
+    if spec.app:
+        check_app(spec.app, "spec.app")
+        _, specs, _ = await make_current(gateway, caller, spec.app, [(spec, encoder)], whole=False)
+        spec = next(each for each in specs if each.name == spec.name)
+    else:
+        await remember(gateway, spec, encoder)
+        spec = await gateway.registry.put(spec)
+        await keep_limits(gateway, spec.name)
+    await teach(gateway, caller, [spec])
+    answer = function_object(spec, await gateway.view.snapshot())
+    return Json(answer, status_code=200 if spec.name in deployed else 201)
+
+
+def check_app(name: str, param: str) -> None:
+    try:
+        check_name(name, "app")
+    except InvalidSpec as error:
+        raise bad_request(f"{error}.", param=param) from None
 
 
 def specs_of(caller: Caller, app: str, functions: Any) -> list[FunctionSpec]:
@@ -59,18 +96,3 @@ def specs_of(caller: Caller, app: str, functions: Any) -> list[FunctionSpec]:
     if len({spec.name for spec in specs}) < len(specs):
         raise bad_request("Two functions of the app have the same name.", param="functions")
     return specs
-
-
-def refuse_foreign(app: str, specs: list[FunctionSpec], deployed: dict[str, FunctionSpec]) -> None:
-    """Names are shared by all apps of a tenant, so one app must not replace another's function by accident."""
-    for spec in specs:
-        owner = deployed[spec.name].app if spec.name in deployed else app
-        if owner != app:
-            raise ApiError(
-                409,
-                f"Function '{short_name(spec.name)}' belongs to app '{owner}': choose another name, "
-                "or delete it there first.",
-                type="invalid_request_error",
-                param="functions",
-                code="function_exists",
-            )

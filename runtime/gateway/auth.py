@@ -1,11 +1,9 @@
 """Who calls, and what that key may do: every route asks here before anything else is read."""
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
-
-from starlette.datastructures import Headers
 
 from stoker.runtime.gateway.errors import ApiError
 from stoker.runtime.tenancy.api_key import OPERATOR, ROOT, SCOPES, KeyRecord, Keyring, Scope, parse
@@ -35,6 +33,11 @@ class Caller:
         """Of the functions that this caller deploys; the operator's have none."""
         return "" if self.account.name == OPERATOR else self.account.name
 
+    @property
+    def reads_all(self) -> bool:
+        """The operator's functions have a key too, which reads what is their own only."""
+        return not self.owner and "admin" in self.scopes
+
 
 EVERYONE = Caller(Tenant(OPERATOR), SCOPES)
 NOBODY = Caller(Tenant("nobody"), ())
@@ -48,7 +51,7 @@ class Doorkeeper:
         self._keyring = keyring
         self._known: dict[str, tuple[float, KeyRecord | None, Tenant | None]] = {}
 
-    async def admit(self, headers: Headers, access: Access) -> Caller:
+    async def admit(self, headers: Mapping[str, str], access: Access) -> Caller:
         """Raises ApiError 401 for no or a wrong key, 403 for one that may not do this."""
         if self._keyring is None or access == "anyone":
             return EVERYONE if self._keyring is None else NOBODY
@@ -75,17 +78,21 @@ class Doorkeeper:
         if time.monotonic() - read_at < FRESH_S:
             return record, tenant
         record = await self._directory.key(key_id)
-        tenant = await self._directory.get(record.tenant) if record else None
+        tenant = await self._tenant(record.tenant) if record else None
         if len(self._known) >= MOST_CACHED:
             self._known.clear()
         self._known[key_id] = (time.monotonic(), record, tenant)
         return record, tenant
 
+    async def _tenant(self, name: str) -> Tenant | None:
+        """The operator, whose functions that run have keys, is in no directory."""
+        return Tenant(OPERATOR) if name == OPERATOR else await self._directory.get(name)
+
 
 NO_KEY = "This service needs an API key: send it as 'Authorization: Bearer sk-stoker-…'."
 
 
-def bearer(headers: Headers) -> str:
+def bearer(headers: Mapping[str, str]) -> str:
     kind, _, text = headers.get("authorization", "").partition(" ")
     return text.strip() if kind.lower() == "bearer" else ""
 

@@ -27,7 +27,7 @@ def unstreamed(parse: Callable[[dict[str, Any]], Any]) -> Callable[[Mapping[str,
 
 
 async def generation(incoming: Incoming, request: Any, key: str) -> NewJob:
-    spec = await language_model(incoming, request.model)
+    spec = await language_model(incoming, request, key)
     return await generation_job(incoming, spec, request, key=key, stream=False)
 
 

@@ -3,12 +3,12 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from redis.exceptions import RedisError
-from starlette.datastructures import Headers
 
 from stoker.coldstart.failures import ColdStartError
 from stoker.queue.records import NewJob
@@ -29,8 +29,10 @@ from stoker.runtime.gateway.calls import enqueue
 from stoker.runtime.gateway.context import Gateway
 from stoker.runtime.gateway.endpoint import Incoming, no_more_body
 from stoker.runtime.gateway.envelope import as_api_error
-from stoker.runtime.gateway.errors import ApiError
+from stoker.runtime.gateway.errors import VERSION_CHANGED, ApiError
 from stoker.runtime.gateway.following import Following
+from stoker.runtime.gateway.letting_go import GatewayStops
+from stoker.runtime.gateway.outcome import Outcome
 from stoker.runtime.tenancy.api_key import OPERATOR
 from stoker.runtime.tenancy.tenant import Tenant
 
@@ -39,7 +41,9 @@ IN_FLIGHT = 128
 BUSY = (429, 503)
 LONGEST_PAUSE_S = 30.0
 STOP_LOOK_S = 1.0
-OUTAGES = (RedisError, OSError, TimeoutError, ColdStartError)
+MOST_VERSIONS = 20
+VERSION_PAUSE_S = 1.0
+OUTAGES = (RedisError, OSError, TimeoutError, ColdStartError, GatewayStops)
 STOPPED = {
     "batch_cancelled": "The batch was cancelled before this request was run.",
     "batch_expired": "The batch's window was over before this request was run.",
@@ -50,7 +54,7 @@ WhyStop = Callable[[], Awaitable[str]]
 
 class LineRunner:
     """The tenant's limits count as they are at the moment. `why_stop` is asked now and then; from its first answer on,
-    or when the tenant is gone, no further line is run."""
+    or when the tenant is gone, no further line is run. `ended` counts lines: completed, and failed."""
 
     def __init__(self, gateway: Gateway, batch: Batch, caller: Caller, why_stop: WhyStop) -> None:
         self._gateway = gateway
@@ -58,8 +62,10 @@ class LineRunner:
         self._caller = caller
         self._why_stop = why_stop
         self._room = asyncio.Semaphore(IN_FLIGHT)
+        self._turn = asyncio.Lock()
         self._looked_at = 0.0
         self.stopped = ""
+        self.ended = (0, 0)
         self._seen: set[str] = set()
 
     @classmethod
@@ -83,41 +89,67 @@ class LineRunner:
 
     async def result(self, number: int, text: bytes) -> LineResult:
         """Whatever is wrong with a line is in its result; an outage is raised, as one of OUTAGES."""
+        async with self._room:
+            result = await self._run(number, text)
+        self.ended = (self.ended[0] + result.good, self.ended[1] + result.failed)
+        return result
+
+    async def _run(self, number: int, text: bytes) -> LineResult:
         try:
             request = self._parse(text)
         except BadLine as problem:
             return bad(self._batch.id, number, problem)
         try:
-            async with self._room:
-                job_id, body = await self._answer(number, request)
-            return answered(self._batch.id, number, request.custom_id, 200, job_id, body)
+            return await self._answer(number, request)
         except Stopped as stopped:
             return not_run(self._batch.id, number, request.custom_id, stopped.reason, STOPPED[stopped.reason])
-        except ApiError as error:
-            return answered(self._batch.id, number, request.custom_id, error.status, "", error.body())
         except OUTAGES:
             raise
+        except ApiError as error:
+            return answered(self._batch.id, number, request.custom_id, error.status, "", error.body())
         except Exception as error:
             failure = as_api_error(error, row_id(self._batch.id, number))
             return answered(self._batch.id, number, request.custom_id, failure.status, "", failure.body())
 
-    async def _answer(self, number: int, request: BatchRequest) -> tuple[str, Any]:
+    async def _answer(self, number: int, request: BatchRequest) -> LineResult:
         """Raises ApiError, or Stopped."""
         kind = KINDS[self._batch.endpoint]
-        parsed = kind.parse(request.body)
-        job = await self._patiently(lambda: self._job(number, kind, parsed))
-        enqueued = await self._patiently(lambda: enqueue(self._gateway, self._caller.account, job))
-        async with Following(self._gateway, enqueued.job_id) as following:
-            outcome = await self._unless_stopped(following)
-        return enqueued.job_id, kind.answer(parsed, enqueued.job_id, outcome.value())
+        async with self._in_turn():
+            parsed = kind.parse(request.body)
+        job_id, outcome = await self._outcome(number, kind, parsed)
+        async with self._in_turn():
+            body = kind.answer(parsed, job_id, outcome.value())
+            return answered(self._batch.id, number, request.custom_id, 200, job_id, body)
 
-    async def _job(self, number: int, kind: Kind, parsed: Any) -> NewJob:
-        job = await kind.job(self._as_request(), parsed, f"{self._batch.id}:{number}")
+    async def _outcome(self, number: int, kind: Kind, parsed: Any) -> tuple[str, Outcome]:
+        """The job's id and outcome; one that a deployment overtook is made again, for the new version."""
+        again = 0
+        while True:
+            job = await self._patiently(partial(self._job, number, kind, parsed, again))
+            enqueued = await self._patiently(partial(enqueue, self._as_request(), job))
+            async with Following(self._gateway, enqueued.job_id) as following:
+                outcome = await self._unless_stopped(following)
+            if (outcome.error or {}).get("code") != VERSION_CHANGED or again == MOST_VERSIONS:
+                return enqueued.job_id, outcome
+            again += 1
+            await asyncio.sleep(VERSION_PAUSE_S)
+        raise AssertionError
+
+    @contextlib.asynccontextmanager
+    async def _in_turn(self) -> AsyncIterator[None]:
+        """One line at a time, and whatever else the gateway has to do in between: many lines end in the same step."""
+        async with self._turn:
+            await asyncio.sleep(0)
+            yield
+
+    async def _job(self, number: int, kind: Kind, parsed: Any, again: int) -> NewJob:
+        async with self._in_turn():
+            job = await kind.job(self._as_request(), parsed, line_key(self._batch, number, again))
         kept_ms = max(job.retention_ms, 2 * WINDOW_S * 1000)
         return replace(job, priority=LOWEST, retention_ms=kept_ms)
 
     def _as_request(self) -> Incoming:
-        return Incoming(self._gateway, self._caller, {"type": "http"}, Headers(), b"{}", no_more_body)
+        return Incoming(self._gateway, self._caller, {"type": "http"}, {}, b"{}", no_more_body)
 
     async def _patiently(self, attempt: Callable[[], Awaitable[Any]]) -> Any:
         """A full queue, a limit or an outage is waited out."""
@@ -156,6 +188,11 @@ class LineRunner:
         finally:
             outcome.cancel()
             await asyncio.gather(outcome, return_exceptions=True)
+
+
+def line_key(batch: Batch, number: int, again: int = 0) -> str:
+    """The idempotency key of a line's job, made `again` so many times."""
+    return f"{batch.id}:{number}.{again}" if again else f"{batch.id}:{number}"
 
 
 async def caller_of(gateway: Gateway, tenant: str) -> Caller | None:

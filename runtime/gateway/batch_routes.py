@@ -7,12 +7,12 @@ from typing import Any, Literal
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from stoker.runtime.batches.batch import Batch, cancelled, new_batch
+from stoker.runtime.batches.batch import BATCH_ID, Batch, cancelled, new_batch
 from stoker.runtime.batches.file_shelf import FILE_ID
 from stoker.runtime.gateway.batch_kinds import KINDS
 from stoker.runtime.gateway.endpoint import Endpoint, Incoming, Json
 from stoker.runtime.gateway.errors import NO_RETRY, ApiError, bad_request, not_found
-from stoker.runtime.gateway.file_routes import PAGES, file_not_found, list_object, page_of, stored
+from stoker.runtime.gateway.file_routes import PAGES, behind, file_not_found, list_object, stored
 
 PAGE, MOST_PER_PAGE = 20, 100
 MOST_METADATA, MOST_KEY, MOST_VALUE = 16, 64, 512
@@ -108,9 +108,9 @@ def metadata_of(body: dict[str, Any]) -> dict[str, str]:
 
 async def list_batches(incoming: Incoming) -> Response:
     shelf, tenant = incoming.gateway.batches, incoming.caller.tenant
-    page, more = page_of(incoming, await shelf.ids(tenant), PAGE, MOST_PER_PAGE)
-    rows = [batch_object(batch) for name in page if (batch := await shelf.get(tenant, name))]
-    return Json(list_object(rows, more))
+    limit, ids = incoming.limit(PAGE, MOST_PER_PAGE), behind(incoming, await shelf.ids(tenant), BATCH_ID)
+    rows = [batch_object(batch) for name in ids[:limit] if (batch := await shelf.get(tenant, name))]
+    return Json(list_object(rows, len(ids) > limit))
 
 
 async def get_batch(incoming: Incoming) -> Response:
@@ -137,6 +137,7 @@ def batch_not_found(batch_id: str) -> ApiError:
 
 
 def batch_object(batch: Batch) -> BatchObject:
+    completed, failed = batch.counts
     times = {name: getattr(batch, name) or None for name in TIMES}
     return {
         "id": batch.id,
@@ -150,7 +151,7 @@ def batch_object(batch: Batch) -> BatchObject:
         "error_file_id": batch.error_file_id or None,
         "created_at": batch.created_at,
         "expires_at": batch.expires_at,
-        "request_counts": {"total": batch.total, "completed": batch.completed, "failed": batch.failed},
+        "request_counts": {"total": batch.total, "completed": completed, "failed": failed},
         "metadata": batch.metadata or None,
         **times,  # type: ignore[typeddict-item]
     }

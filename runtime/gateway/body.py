@@ -1,16 +1,15 @@
 """Reading request bodies: bounded in bytes and in time, whatever Content-Length claims."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 from pydantic_core import from_json
-from starlette.types import Receive, Scope
+from starlette.types import Message, Receive, Scope
 
 from stoker.runtime.gateway.errors import ApiError, bad_request, too_large
-
-DRAIN_FACTOR = 3
-DRAIN_S = 2.0
+from stoker.runtime.gateway.steps import Begun
 
 
 class ClientGone(Exception):
@@ -18,26 +17,44 @@ class ClientGone(Exception):
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int, timeout_s: float) -> bytes:
-    parts = [part async for part in body_parts(scope, receive, limit, timeout_s)]
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    """Raises what `body_parts` raises."""
+    intake = Intake(scope, receive, limit, timeout_s)
+    body = await intake.next_part()
+    if not intake.more:
+        return body
+    return b"".join([body, *[part async for part in intake.rest()]])
 
 
 async def body_parts(scope: Scope, receive: Receive, limit: int, timeout_s: float) -> AsyncIterator[bytes]:
     """Raises 413 as soon as the limit is passed, 408 when the whole body takes longer than `timeout_s`."""
-    total = declared_length(scope)
-    if total > limit:
-        await discard(receive, limit * DRAIN_FACTOR)
-        raise too_large(limit)
-    deadline = asyncio.get_running_loop().time() + timeout_s
-    total, more = 0, True
-    while more:
-        part, more = await next_part(receive, deadline)
-        total += len(part)
-        if total > limit:
-            await discard(receive, limit * DRAIN_FACTOR)
+    async for part in Intake(scope, receive, limit, timeout_s).rest():
+        yield part
+
+
+class Intake:
+    """A body as it comes in; `more`: that was not the end of it."""
+
+    def __init__(self, scope: Scope, receive: Receive, limit: int, timeout_s: float) -> None:
+        if declared_length(scope) > limit:
             raise too_large(limit)
-        if part:
-            yield part
+        self.more = True
+        self._receive = receive
+        self._limit = limit
+        self._deadline = time.monotonic() + timeout_s
+        self._total = 0
+
+    async def rest(self) -> AsyncIterator[bytes]:
+        while self.more:
+            if part := await self.next_part():
+                yield part
+
+    async def next_part(self) -> bytes:
+        message = Begun(self._receive())
+        part, self.more = part_of(message.value if message.over else await in_time(message, self._deadline))
+        self._total += len(part)
+        if self._total > self._limit:
+            raise too_large(self._limit)
+        return part
 
 
 def declared_length(scope: Scope) -> int:
@@ -47,29 +64,20 @@ def declared_length(scope: Scope) -> int:
     return 0
 
 
-async def next_part(receive: Receive, deadline: float) -> tuple[bytes, bool]:
+async def in_time(message: Begun[Message], deadline: float) -> Message:
     try:
-        async with asyncio.timeout_at(deadline):
-            message = await receive()
+        async with asyncio.timeout(deadline - time.monotonic()):
+            return await message
     except TimeoutError:
         raise ApiError(
             408, "The request body did not arrive in time.", code="request_timeout", headers={"connection": "close"}
         ) from None
+
+
+def part_of(message: Message) -> tuple[bytes, bool]:
     if message["type"] == "http.disconnect":
         raise ClientGone
     return message.get("body", b""), message.get("more_body", False)
-
-
-async def discard(receive: Receive, limit: int) -> None:
-    """Reads on for a moment: a client that is still writing would see a reset connection instead of the 413."""
-    total, more = 0, True
-    deadline = asyncio.get_running_loop().time() + DRAIN_S
-    while more and total < limit:
-        try:
-            part, more = await next_part(receive, deadline)
-        except (ApiError, ClientGone):
-            return
-        total += len(part)
 
 
 def parse_json(body: bytes) -> Any:

@@ -11,15 +11,26 @@ from typing import Any, Self
 
 from stoker.coldstart.failures import ColdStartError
 from stoker.queue.events import Event
-from stoker.queue.records import Enqueued, IdempotencyMismatch, Job, JobState, NewJob, QueueFull, new_job_id, pack
+from stoker.queue.records import Enqueued, IdempotencyMismatch, Job, JobState, NewJob, QueueFull, pack
 from stoker.queue.retry import insist
 from stoker.runtime import payloads
+from stoker.runtime.contract import contract_of
 from stoker.runtime.gateway.context import Gateway
-from stoker.runtime.gateway.endpoint import Incoming
-from stoker.runtime.gateway.errors import NO_RETRY, ApiError, bad_request, queue_full, store_unavailable
+from stoker.runtime.gateway.endpoint import PLACE, RATES, ROUTED, Incoming
+from stoker.runtime.gateway.errors import (
+    NO_RETRY,
+    ApiError,
+    bad_request,
+    gateway_stopping,
+    queue_full,
+    store_unavailable,
+)
 from stoker.runtime.gateway.following import Following
+from stoker.runtime.gateway.media import is_msgpack
 from stoker.runtime.gateway.outcome import Outcome
+from stoker.runtime.gateway.steps import Unbroken
 from stoker.runtime.gateway.waiting import replicas_of
+from stoker.runtime.gateway.webhook_url import webhook_url
 from stoker.runtime.spec import FunctionSpec, short_name
 from stoker.runtime.tenancy.tenant import NONE, Tenant
 
@@ -33,23 +44,34 @@ def idempotency_key(incoming: Incoming) -> str:
     key = incoming.headers.get("idempotency-key", "")
     if len(key) > MAX_KEY:
         raise bad_request(f"The Idempotency-Key header is longer than {MAX_KEY} characters.", param="Idempotency-Key")
-    return f"key:{key}" if key else ""
+    return tenants_key(incoming, "key", key) if key else ""
 
 
-def own_id_key(client_id: str) -> str:
+def own_id_key(incoming: Incoming, client_id: str) -> str:
     """An id of the client's own names its job within one function and tenant."""
-    return f"id:{client_id}"
+    return tenants_key(incoming, "id", client_id)
+
+
+def tenants_key(incoming: Incoming, kind: str, name: str) -> str:
+    """Not the key of an earlier tenant with the same name."""
+    return f"{kind}:{incoming.caller.account.created_at:.3f}:{name}"
 
 
 def new_job(
-    incoming: Incoming, spec: FunctionSpec, payload: Any, *, key: str = "", cost: float = 1.0, stream: bool = False
+    incoming: Incoming,
+    spec: FunctionSpec,
+    payload: dict[str, Any],
+    *,
+    key: str = "",
+    cost: float = 1.0,
+    stream: bool = False,
 ) -> NewJob:
     limits = spec.limits
     return NewJob(
-        id=new_job_id(spec.name),
+        id=incoming.scope.get(PLACE) or incoming.gateway.job_ids.new(spec.name, incoming.caller.tenant),
         function=spec.name,
         tenant=incoming.caller.tenant,
-        payload=packed(payload),
+        payload=packed({"for": contract_of(spec), **payload}),
         cost=cost,
         weight=incoming.caller.account.weight,
         max_attempts=limits.max_attempts,
@@ -61,6 +83,8 @@ def new_job(
         run_within_ms=milliseconds(limits.run_within_s),
         finish_within_ms=milliseconds(limits.finish_within_s),
         retention_ms=max(1, milliseconds(limits.retention_s)),
+        webhook=webhook_url(incoming, spec.webhook),
+        route=incoming.scope.get(ROUTED, ("", b"", ""))[1],
     )
 
 
@@ -73,6 +97,8 @@ def packed(payload: Any) -> bytes:
 
 def request_digest(incoming: Incoming) -> bytes:
     """Of the parsed body, so that white space and the order of keys don't matter."""
+    if is_msgpack(incoming.headers):
+        return hashlib.sha256(incoming.body).digest()
     return hashlib.sha256(json.dumps(incoming.json(), sort_keys=True).encode()).digest()
 
 
@@ -80,22 +106,39 @@ def milliseconds(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-async def enqueue(gateway: Gateway, account: Tenant, job: NewJob) -> Enqueued:
+async def take_place(incoming: Incoming, spec: FunctionSpec, key: str) -> None:
+    """For the job that `new_job` will make: counts the request, and refuses one that has no place within the tenant's
+    limits before any work is spent on it. Raises ApiError 429."""
+    gateway, account = incoming.gateway, incoming.caller.account
+    if account.limits == NONE or await was_queued(gateway, spec.name, account.name, key):
+        return
+    incoming.scope[PLACE] = job_id = gateway.job_ids.new(spec.name, account.name)
+    await gateway.quota.take_place(account, job_id)
+
+
+async def enqueue(incoming: Incoming, job: NewJob) -> Enqueued:
     """Within the tenant's limits, in which a repeated request takes no place. Raises what `enqueue_admitted` raises."""
-    if account.limits == NONE or await was_queued(gateway, job):
+    gateway, account = incoming.gateway, incoming.caller.account
+    placed = incoming.scope.pop(PLACE, "")
+    known = not placed and await was_queued(gateway, job.function, job.tenant, job.idempotency_key)
+    if account.limits == NONE or known:
         return await enqueue_admitted(gateway, job)
-    await gateway.quota.reserve(account, job.id, job.payload)
+    try:
+        incoming.scope[RATES] = await gateway.quota.reserve(account, job.id, job.payload)
+    except BaseException:
+        if placed:
+            gateway.background(gateway.quota.release(account.name, job.id))
+        raise
     admitted = asyncio.create_task(enqueue_reserved(gateway, account, job))
     admitted.add_done_callback(lambda task: task.cancelled() or task.exception())
     return await asyncio.shield(admitted)
 
 
-async def was_queued(gateway: Gateway, job: NewJob) -> bool:
-    """Whether the queue knows its idempotency key."""
-    if not job.idempotency_key:
+async def was_queued(gateway: Gateway, function: str, tenant: str, key: str) -> bool:
+    """Whether the queue knows the idempotency key."""
+    if not key:
         return False
-    asked = (job.function, job.tenant, job.idempotency_key)
-    return await insist(lambda: gateway.broker.job_id_of(*asked), ENQUEUE_PATIENCE_S) is not None
+    return await insist(lambda: gateway.broker.job_id_of(function, tenant, key), ENQUEUE_PATIENCE_S) is not None
 
 
 async def enqueue_reserved(gateway: Gateway, account: Tenant, job: NewJob) -> Enqueued:
@@ -125,13 +168,13 @@ async def enqueue_admitted(gateway: Gateway, job: NewJob) -> Enqueued:
     if enqueued.job_id != job.id:
         forget_payload(gateway, stored)
     if enqueued.wake:
-        gateway.background(gateway.cluster.ring())
+        gateway.background(gateway.cluster.ring(job.function))
     return enqueued
 
 
 def key_reused(key: str) -> ApiError:
     kind, _, name = key.partition(":")
-    named = f"The job id '{name}'" if kind == "id" else "This idempotency key"
+    named = f"The job id '{name.partition(':')[2]}'" if kind == "id" else "This idempotency key"
     message = f"{named} was used before with a different request body."
     return ApiError(409, message, code="idempotency_key_reused", headers=NO_RETRY)
 
@@ -182,7 +225,9 @@ async def refuse_failing(gateway: Gateway, spec: FunctionSpec) -> None:
     tried. Jobs that nobody waits for are accepted as ever. Raises ApiError 503."""
     view = await gateway.view.snapshot()
     failing = view.failing.get(spec.name)
-    if not failing or failing["version"] != spec.version or failing["count"] < MANY_FAILURES:
+    if not failing or failing["count"] < MANY_FAILURES:
+        return
+    if failing["version"] != (await gateway.registry.get(spec.name)).version:
         return
     ready = any(replica["state"] == "ready" for replica in replicas_of(view.hosts, spec.name))
     left_s = math.ceil(failing["retry_at"] - time.time())
@@ -209,18 +254,21 @@ class Call(Following):
         super().__init__(incoming.gateway, job.id)
         self._incoming = incoming
         self._job = job
-        self._enqueueing: asyncio.Task[Enqueued] | None = None
+        self._enqueueing: Unbroken[Enqueued] | None = None
         self._spec = spec
+        self._has_key = bool(job.idempotency_key)
         self._abort = spec.on_disconnect == "abort" and not job.idempotency_key
         self._replayed = False
         self.function = spec.name
 
     async def __aenter__(self) -> Self:
         await refuse_failing(self._gateway, self._spec)
-        self._subscription = self._gateway.bus.watch(self.job_id)
-        self._enqueueing = asyncio.create_task(enqueue(self._gateway, self._incoming.caller.account, self._job))
+        if self._gateway.followings.over:
+            raise gateway_stopping()
+        self._watch()
+        self._enqueueing = Unbroken(enqueue(self._incoming, self._job))
         try:
-            enqueued = await asyncio.shield(self._enqueueing)
+            enqueued = await self._enqueueing.result()
         except BaseException as error:
             await self._leave(refused=isinstance(error, ApiError))
             raise
@@ -259,6 +307,6 @@ class Call(Following):
 
     async def _cancel(self) -> None:
         """Waits for an enqueue that is still under way, or it could arrive after the cancel."""
-        if self._enqueueing is not None:
-            await asyncio.wait((self._enqueueing,))
+        if self._enqueueing is not None and self._enqueueing.task is not None:
+            await asyncio.wait((self._enqueueing.task,))
         await insist(lambda: self._gateway.broker.cancel(self.job_id, "client disconnected"), CANCEL_PATIENCE_S)

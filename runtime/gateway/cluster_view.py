@@ -9,8 +9,9 @@ from typing import Any
 from stoker.queue.broker import Broker
 from stoker.queue.cluster import Cluster
 from stoker.queue.records import Backlog, Job
+from stoker.runtime.gateway.eta import eta_s
 from stoker.runtime.gateway.registry import Registry
-from stoker.runtime.gateway.waiting import wait_reason
+from stoker.runtime.gateway.waiting import replicas_of, wait_reason
 from stoker.runtime.spec import FunctionSpec
 
 FRESH_S = 1.0
@@ -19,7 +20,8 @@ FRESH_S = 1.0
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """`hosts` holds the host agents' report bodies, `wanted_hosts` how many the controller asked for, `failing` the
-    functions whose workers could not start and wait for their next try, `fleet` the controller's report of hosts."""
+    functions whose workers could not start and wait for their next try, `fleet` the controller's report of hosts,
+    `proven` the record of each function's version that was ready last."""
 
     functions: Mapping[str, FunctionSpec]
     backlogs: Mapping[str, Backlog]
@@ -27,6 +29,7 @@ class Snapshot:
     wanted_hosts: int
     failing: Mapping[str, Any]
     fleet: Mapping[str, Any] = field(default_factory=dict)
+    proven: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def why_waiting(self, job: Job) -> str:
         spec = self.functions.get(job.function)
@@ -35,6 +38,10 @@ class Snapshot:
         reason = self.fleet.get("reasons", {}).get(job.function)
         backlog = self.backlogs.get(job.function)
         return wait_reason(job, backlog, self.hosts, self.wanted_hosts, failing, needs_gpu, reason)
+
+    def eta_s(self, job: Job) -> float | None:
+        replicas = replicas_of(self.hosts, job.function)
+        return eta_s(job, self.backlogs.get(job.function), replicas, failing=job.function in self.failing)
 
 
 class ClusterView:
@@ -51,19 +58,23 @@ class ClusterView:
             self._started = time.monotonic()
             self._reading = asyncio.create_task(self._read())
             self._reading.add_done_callback(failed)
-        return await asyncio.shield(self._reading)
+        return self._reading.result() if self._reading.done() else await asyncio.shield(self._reading)
 
     def _is_stale(self, reading: asyncio.Task[Snapshot]) -> bool:
         return failed(reading) or time.monotonic() - self._started > FRESH_S
 
     async def _read(self) -> Snapshot:
         functions = await self._registry.all()
-        backlogs = await self._broker.backlogs(list(functions))
-        hosts = await self._cluster.hosts()
-        wanted = await self._cluster.hosts_wanted()
-        failing = await self._cluster.failing()
-        fleet = await self._cluster.fleet()
-        return Snapshot(functions, backlogs, [host.body for host in hosts.values()], len(wanted or []), failing, fleet)
+        backlogs, hosts, wanted, failing, fleet, proven = await asyncio.gather(
+            self._broker.backlogs(list(functions)),
+            self._cluster.hosts(),
+            self._cluster.hosts_wanted(),
+            self._cluster.failing(),
+            self._cluster.fleet(),
+            self._cluster.proven(),
+        )
+        bodies: list[Mapping[str, Any]] = [host.body for host in hosts.values()]
+        return Snapshot(functions, backlogs, bodies, len(wanted or []), failing, fleet, proven)
 
 
 def failed(reading: asyncio.Task[Snapshot]) -> bool:

@@ -14,21 +14,30 @@ from stoker.coldstart.store import ObjectStore, open_store
 from stoker.queue.broker import Broker
 from stoker.queue.client import check_server, connect
 from stoker.queue.cluster import Cluster
+from stoker.queue.deliveries import Deliveries
 from stoker.queue.events import EventBus
+from stoker.queue.listing import Listing
 from stoker.queue.retry import insist
 from stoker.runtime.batches.batch_shelf import BatchShelf
 from stoker.runtime.batches.file_shelf import FileShelf
 from stoker.runtime.gateway.auth import Doorkeeper
+from stoker.runtime.gateway.call_input import InputChecks
 from stoker.runtime.gateway.cluster_view import ClusterView
+from stoker.runtime.gateway.job_ids import JobIds
+from stoker.runtime.gateway.letting_go import Followings
 from stoker.runtime.gateway.metrics import Metrics
 from stoker.runtime.gateway.prompts import PromptEncoders
 from stoker.runtime.gateway.quota import Quota
 from stoker.runtime.gateway.registry import Registry
 from stoker.runtime.gateway.settings import GatewaySettings
+from stoker.runtime.routing.lessons import Lessons
 from stoker.runtime.tenancy.admission import Admission
 from stoker.runtime.tenancy.api_key import Keyring
+from stoker.runtime.tenancy.audit import AuditLog
 from stoker.runtime.tenancy.directory import Directory
 from stoker.runtime.tenancy.ledger import Ledger
+from stoker.runtime.tenancy.vault import Vault
+from stoker.runtime.webhooks.secret_shelf import SecretShelf
 
 START_PATIENCE_S = 30.0
 WHY_TIMEOUT_S = 2.0
@@ -55,8 +64,22 @@ class Gateway:
     ledger: Ledger
     files: FileShelf
     batches: BatchShelf
+    audit: AuditLog
+    vault: Vault
+    deliveries: Deliveries = field(init=False)
+    listing: Listing = field(init=False)
+    job_ids: JobIds = field(init=False)
+    webhooks: SecretShelf = field(init=False)
+    inputs: InputChecks = field(default_factory=InputChecks)
+    lessons: Lessons = field(default_factory=Lessons)
+    followings: Followings = field(default_factory=Followings)
     new_batch: asyncio.Event = field(default_factory=asyncio.Event)
     _background: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.deliveries, self.listing = Deliveries(self.redis), Listing(self.redis)
+        self.job_ids = JobIds(self.settings.secret)
+        self.webhooks = SecretShelf(self.redis, self.settings.secret)
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
         """Work that outlives its request; failures are logged."""
@@ -115,6 +138,8 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         ledger=Ledger(redis, tenants, store),
         files=FileShelf(store),
         batches=BatchShelf(redis),
+        audit=AuditLog(redis, settings.secret or settings.keys_secret),
+        vault=Vault(redis, settings.secret),
     )
     try:
         await insist(lambda: check_server(redis), START_PATIENCE_S)

@@ -19,19 +19,24 @@ from typing_extensions import TypedDict
 from stoker.coldstart.failures import ColdStartError, ObjectMissing
 from stoker.coldstart.store import ObjectInfo, ObjectStore
 from stoker.queue.records import Backlog, Limits, pack
+from stoker.runtime.adapters.published import AdapterRefused, check_adapters
 from stoker.runtime.gateway.auth import Caller
 from stoker.runtime.gateway.body import body_parts
+from stoker.runtime.gateway.call_input import check_schema
 from stoker.runtime.gateway.cluster_view import Snapshot
 from stoker.runtime.gateway.context import Gateway
 from stoker.runtime.gateway.endpoint import Incoming, Json
 from stoker.runtime.gateway.errors import ApiError, bad_request, invalid_fields
 from stoker.runtime.gateway.prompts import PromptEncoder
 from stoker.runtime.gateway.registry import FRESH_S
+from stoker.runtime.gateway.secret_routes import check_secrets
 from stoker.runtime.gateway.waiting import replicas_of
+from stoker.runtime.gateway.webhook_url import check_webhook
+from stoker.runtime.logs.log_book import LogBook
 from stoker.runtime.spec import FunctionSpec, InvalidSpec, check_name, full_name, owner_of, short_name
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
-ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+ENTRY = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 VERSION_DIGITS = 12
 BUNDLE_TIMEOUT_S = 300.0
 STOP_PATIENCE_S = 5.0
@@ -56,8 +61,9 @@ class RolloutObject(TypedDict):
 
 class FunctionObject(TypedDict):
     """`replicas` counts this function's replicas by state; `spec` is what was deployed. `owner` is the tenant that
-    deployed it, "" for the operator's, which all tenants share. `rollout` is null unless this version was never ready
-    and fails to start."""
+    deployed it, "" for the operator's, which all tenants share; the operator finds tenants' listed as OWNER.NAME.
+    `wait_reason` is null unless jobs, or a trial start, wait for a replica. `rollout` is null unless this version was
+    never ready and fails to start."""
 
     object: Literal["function"]
     name: str
@@ -67,6 +73,7 @@ class FunctionObject(TypedDict):
     queued: int
     running: int
     replicas: dict[str, int]
+    wait_reason: str | None
     rollout: RolloutObject | None
     spec: dict[str, Any]
 
@@ -129,29 +136,37 @@ def bundle_key(digest: str) -> str:
     return f"bundles/{digest}.zip"
 
 
-async def put_function(incoming: Incoming) -> Response:
-    gateway = incoming.gateway
-    spec, encoder = await prepare(gateway, spec_of(incoming.caller, incoming.path("name"), incoming.object()))
-    existed = await gateway.cluster.function(spec.name) is not None
-    spec = await gateway.registry.with_birth(spec)
-    await remember(gateway, spec, encoder)
-    await gateway.registry.put(spec)
-    return Json(function_object(spec, await gateway.view.snapshot()), status_code=200 if existed else 201)
-
-
 async def prepare(gateway: Gateway, spec: FunctionSpec) -> tuple[FunctionSpec, PromptEncoder | None]:
     """The spec with its version, once everything that it points at has been found. Raises ApiError 400."""
     encoder = await check_parts(gateway, spec)
+    adapters = await check_adapters_of(gateway, spec)
+    if encoder:
+        spec = replace(spec, takes=f"{encoder.facts.tokens} {encoder.facts.context}")
     if not spec.version:
-        spec = replace(spec, version=version_of(spec, encoder.facts.revision if encoder else spec.code))
+        revision = encoder.facts.revision if encoder else spec.code
+        spec = replace(spec, version=version_of(spec, "".join([revision, *adapters])))
     return spec, encoder
 
 
 async def remember(gateway: Gateway, spec: FunctionSpec, encoder: PromptEncoder | None) -> None:
     if encoder is not None:
         gateway.prompts.keep(spec, encoder)
-    limits = {field.name: getattr(spec.limits, field.name) for field in fields(Limits)}
-    await gateway.broker.set_limits(spec.name, Limits(**limits))
+    await gateway.broker.set_limits(spec.name, limits_of(spec))
+
+
+async def keep_limits(gateway: Gateway, name: str) -> None:
+    """Until the queue's limits are those of what is deployed, should others have deployed it at the same time."""
+    set_last: Limits | None = None
+    while record := await gateway.cluster.function(name):
+        limits = limits_of(FunctionSpec.from_dict(record))
+        if limits == set_last:
+            return
+        await gateway.broker.set_limits(name, limits)
+        set_last = limits
+
+
+def limits_of(spec: FunctionSpec) -> Limits:
+    return Limits(**{field.name: getattr(spec.limits, field.name) for field in fields(Limits)})
 
 
 def spec_of(caller: Caller, name: str, body: Mapping[str, Any]) -> FunctionSpec:
@@ -165,6 +180,7 @@ def spec_of(caller: Caller, name: str, body: Mapping[str, Any]) -> FunctionSpec:
         check_name(name)
         spec = SPEC.validate_json(json.dumps({**fields, "name": name, "born": ""}), strict=True)
         FunctionSpec.from_dict({**fields, "name": name})
+        check_schema(spec.input_schema)
         return replace(spec, name=full_name(caller.owner, name))
     except InvalidSpec as error:
         raise bad_request(f"{error}.", param="spec", code="invalid_spec") from None
@@ -174,10 +190,14 @@ def spec_of(caller: Caller, name: str, body: Mapping[str, Any]) -> FunctionSpec:
 
 async def check_parts(gateway: Gateway, spec: FunctionSpec) -> PromptEncoder | None:
     """That what the spec points at exists and can be read; returns what was read of a language model or encoder."""
+    if spec.webhook:
+        check_webhook(gateway.settings, spec.webhook, "spec.webhook")
+    if spec.kind == "router":
+        return None
     if spec.kind == "python":
         return await check_code(gateway, spec)
     try:
-        return await gateway.prompts.load(spec.weights, spec.kind)
+        return await gateway.prompts.load(spec)
     except ColdStartError as error:
         raise bad_request(
             f"The weights can't be used: {error}.", param="spec.weights", code=type(error).__name__
@@ -186,11 +206,23 @@ async def check_parts(gateway: Gateway, spec: FunctionSpec) -> PromptEncoder | N
         raise bad_request(f"{error}.", param="spec.weights", code="invalid_spec") from None
 
 
+async def check_adapters_of(gateway: Gateway, spec: FunctionSpec) -> list[str]:
+    """Their revisions. Raises ApiError 400."""
+    if not spec.adapters:
+        return []
+    arguments = spec.weights, spec.adapters, spec.model.adapter_rank
+    try:
+        return await gateway.prompts.run(f"loads of {owner_of(spec.name)}", check_adapters, *arguments)
+    except AdapterRefused as refused:
+        raise bad_request(f"{refused}.", param="spec.adapters", code="invalid_adapter") from None
+
+
 async def check_code(gateway: Gateway, spec: FunctionSpec) -> None:
     if not ENTRY.fullmatch(spec.entry):
         raise bad_request("'entry' must be 'module:attribute'.", param="spec.entry", code="invalid_spec")
     if not SHA256.fullmatch(spec.code):
         raise bad_request("'code' must be the SHA-256 of a bundle.", param="spec.code", code="invalid_spec")
+    await check_secrets(gateway, spec)
     key = bundle_key(spec.code)
     try:
         await asyncio.to_thread(gateway.store.stat, key)
@@ -211,8 +243,9 @@ def version_of(spec: FunctionSpec, revision: str) -> str:
 
 async def list_functions(incoming: Incoming) -> Response:
     view = await incoming.gateway.view.snapshot()
-    functions = await incoming.gateway.registry.visible(incoming.caller)
-    return Json({"object": "list", "data": [function_object(spec, view) for spec in functions.values()]})
+    functions = await incoming.gateway.registry.listed(incoming.caller)
+    rows = [{**function_object(spec, view), "name": name} for name, spec in functions.items()]
+    return Json({"object": "list", "data": rows})
 
 
 async def get_function(incoming: Incoming) -> Response:
@@ -230,11 +263,15 @@ async def delete_function(incoming: Incoming) -> Response:
 
 
 async def forget(gateway: Gateway, name: str) -> None:
-    """Of a function that is not deployed any more: its jobs are cancelled and billed, its replicas stop."""
+    """Of a function that is not deployed any more: its jobs are cancelled and billed, its replicas stop. One that was
+    deployed again meanwhile keeps them."""
+    if await gateway.cluster.function(name) is not None:
+        return
     await gateway.ledger.expect(name)
     await gateway.broker.purge_function(name)
     gateway.background(forget_latecomers(gateway, name))
     await replicas_stopped(gateway, name)
+    await LogBook(gateway.redis).forget(name)
 
 
 async def forget_latecomers(gateway: Gateway, name: str) -> None:
@@ -242,6 +279,7 @@ async def forget_latecomers(gateway: Gateway, name: str) -> None:
     await asyncio.sleep(2 * FRESH_S)
     if await gateway.cluster.function(name) is None:
         await gateway.broker.purge_function(name)
+        await LogBook(gateway.redis).forget(name)
 
 
 async def replicas_stopped(gateway: Gateway, name: str) -> None:
@@ -267,6 +305,7 @@ def function_object(spec: FunctionSpec, view: Snapshot) -> FunctionObject:
         "queued": backlog.queued + backlog.delayed,
         "running": backlog.running,
         "replicas": {state: states.count(state) for state in sorted(set(states))},
+        "wait_reason": view.fleet.get("reasons", {}).get(spec.name, {}).get("message"),
         "rollout": rollout_object(spec, view),
         "spec": {**spec.to_dict(), "name": short_name(spec.name)},
     }

@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError
 from typing_extensions import TypedDict
 
 from stoker.runtime.gateway.errors import bad_request, invalid_fields
+from stoker.runtime.gateway.field_names import refuse_misspelt
 from stoker.runtime.gateway.generation import OVERFLOW
 from stoker.runtime.gateway.prompts import ModelFacts
 from stoker.runtime.gateway.schema import Body, NonEmpty
@@ -64,6 +65,7 @@ class EmbeddingList(TypedDict):
 
 def embedding_request(fields: Mapping[str, Any]) -> EmbeddingRequest:
     """Raises ApiError 400 that names the field."""
+    refuse_misspelt(EmbeddingRequest, fields)
     try:
         return EmbeddingRequest.model_validate(fields)
     except ValidationError as error:

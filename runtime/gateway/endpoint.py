@@ -1,11 +1,11 @@
 """One route: reads the body, runs the handler, and stops it at once when the client goes away."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from starlette.datastructures import Headers, QueryParams
+from starlette.datastructures import QueryParams
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -13,27 +13,36 @@ from stoker.runtime.gateway.auth import Access, Caller
 from stoker.runtime.gateway.body import ClientGone, parse_json, parse_object, read_body
 from stoker.runtime.gateway.errors import ApiError, bad_request
 from stoker.runtime.gateway.sse import json_bytes
+from stoker.runtime.gateway.steps import Watch
 
 if TYPE_CHECKING:
     from stoker.runtime.gateway.context import Gateway
 
+BODY = "http.response.body"
 CANCEL_AGAIN_S = 1.0
 MOST_DIGITS = 9
 EVENT_STREAM = "text/event-stream"
+EXCHANGE = "stoker.exchange"
+HEADERS = "stoker.headers"
 JOB_ID = "stoker.job_id"
+PLACE = "stoker.place"
+RATES = "stoker.rates"
 REPLAYED = "stoker.replayed"
 ROUTE = "stoker.route"
+ROUTED = "stoker.routed"
 STARTED = "stoker.started"
+WIRE = "stoker.wire"
 
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A request whose body has been read, with everything a handler may use. `started` is monotonic seconds."""
+    """A request whose body has been read, with everything a handler may use. Names of headers are lower-case; `started`
+    is monotonic seconds."""
 
     gateway: "Gateway"
     caller: Caller
     scope: Scope
-    headers: Headers
+    headers: Mapping[str, str]
     body: bytes
     receive: Receive
 
@@ -77,7 +86,8 @@ class Endpoint:
 
     `access` is the scope that a key needs for it. `request` and `answer` are types that pydantic can describe; `others`
     maps further successes to their types, `problems` failures to their meaning, `reads` request headers and `asks`
-    query parameters to theirs.
+    query parameters to theirs. With `events`, their data's type, the answer may be a stream of events instead.
+    Of one that `packs`, body and answer (not a 202) may be msgpack.
     """
 
     method: str
@@ -94,6 +104,8 @@ class Endpoint:
     reads: Mapping[str, str] = field(default_factory=dict)
     asks: Mapping[str, str] = field(default_factory=dict)
     media: str = "application/json"
+    events: Any = None
+    packs: bool = False
     streams_body: bool = False
 
 
@@ -110,7 +122,7 @@ class Resource:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[ROUTE] = self._path
-        gateway, headers = scope["app"].state.gateway, Headers(scope=scope)
+        gateway, headers = scope["app"].state.gateway, scope[HEADERS]
         endpoint = self._methods.get(scope["method"])
         caller = await gateway.doorkeeper.admit(headers, endpoint.access if endpoint else self._least)
         if endpoint is None:
@@ -134,46 +146,75 @@ def method_not_allowed(method: str, allowed: Mapping[str, Endpoint]) -> ApiError
 
 
 async def respond(endpoint: Endpoint, incoming: Incoming, send: Send) -> None:
-    response = await endpoint.handler(incoming)
-    await response(incoming.scope, incoming.receive, send)
+    """A place within the tenant's limits that no job came to use is free again, whatever the reason."""
+    try:
+        response = await endpoint.handler(incoming)
+        if not incoming.scope[EXCHANGE].answered(response):
+            await response(incoming.scope, incoming.receive, send)
+    finally:
+        if place := incoming.scope.pop(PLACE, ""):
+            incoming.gateway.background(incoming.gateway.quota.release(incoming.caller.tenant, place))
 
 
 async def no_more_body() -> Message:
     return {"type": "http.request", "body": b"", "more_body": False}
 
 
-async def while_connected(receive: Receive, send: Send, run: Callable[[Send], Coroutine[Any, Any, None]]) -> None:
+async def while_connected(receive: Receive, send: Send, run: Callable[[Send], Awaitable[None]]) -> None:
     """Runs `run` to its end, or cancels it and raises ClientGone when the client disconnects before the last byte."""
-    complete = False
-
-    async def watched(message: Message) -> None:
-        nonlocal complete
-        await send(message)
-        complete = complete or (message["type"] == "http.response.body" and not message.get("more_body"))
-
-    work = asyncio.ensure_future(run(watched))
-    gone = asyncio.ensure_future(disconnected(receive))
+    answer = Answer(send)
+    watch = Watch(receive, is_disconnect, answer.strike)
     try:
-        await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not work.done() and not complete:
-            raise ClientGone
-        await work
+        await run(answer.send)
+    except asyncio.CancelledError:
+        if not answer.forgiven():
+            raise
+        raise ClientGone from None
     finally:
-        await stop(work, gone)
+        watch.close()
+        answer.over()
+    if answer.forgiven():
+        raise ClientGone
 
 
-async def stop(*tasks: asyncio.Task[None]) -> None:
-    """Cancels until they end: before Python 3.12 `asyncio.wait_for` (redis-py uses it) may swallow a cancellation."""
-    while pending := [task for task in tasks if not task.done()]:
-        for task in pending:
-            task.cancel()
-        await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
-    await asyncio.gather(*tasks, return_exceptions=True)
+def is_disconnect(message: Message) -> bool:
+    return message["type"] == "http.disconnect"
 
 
-async def disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+class Answer:
+    """What the current task sends, and the end of that task's work when the client is gone before the last byte."""
+
+    def __init__(self, send: Send) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._send = send
+        self._complete = False
+        self._strikes = 0
+        self._again: asyncio.TimerHandle | None = None
+
+    async def send(self, message: Message) -> None:
+        await self._send(message)
+        self._complete = self._complete or (message["type"] == BODY and not message.get("more_body"))
+
+    def strike(self) -> None:
+        """Cancels until it helps: before Python 3.12 `asyncio.wait_for`, which redis-py uses, may swallow a cancel."""
+        if self._complete:
+            return
+        self._strikes += 1
+        self._task.cancel()
+        self._again = self._task.get_loop().call_later(CANCEL_AGAIN_S, self.strike)
+
+    def over(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
+
+    def forgiven(self) -> bool:
+        """Whether it was struck; then those cancellations are answered for, and others stand."""
+        struck, self._strikes = self._strikes, 0
+        for _ in range(struck):
+            self._task.uncancel()
+        return struck > 0
 
 
 class Json(Response):

@@ -14,6 +14,9 @@ Headers = dict[str, str]
 NO_RETRY: Headers = {"x-should-retry": "false"}
 """The OpenAI clients repeat 409 and 5xx by themselves unless the answer says that it won't help."""
 
+VERSION_CHANGED = "version_changed"
+"""A job's: it was made for a version that is no longer there. Made again it fits."""
+
 WORKER_STATUS = {
     "invalid_request_error": 400,
     "out_of_memory": 503,
@@ -60,6 +63,8 @@ class ApiError(Exception):
         self.code = code
         self.param = param
         self.headers = dict(headers or {})
+        if status == 503:
+            self.headers.setdefault("retry-after", "1")
 
     @property
     def error(self) -> ErrorObject:
@@ -101,12 +106,16 @@ def queue_unavailable() -> ApiError:
         "The request queue can't be reached at the moment; try again.",
         type="server_error",
         code="queue_unavailable",
-        headers={"retry-after": "1"},
     )
 
 
+def gateway_stopping() -> ApiError:
+    message = "The gateway stops, and has queued nothing; try again."
+    return ApiError(503, message, type="server_error", code="gateway_stopping")
+
+
 def store_unavailable(message: str) -> ApiError:
-    return ApiError(503, message, type="server_error", code="store_unavailable", headers={"retry-after": "1"})
+    return ApiError(503, message, type="server_error", code="store_unavailable")
 
 
 def queue_full(message: str, retry_after_s: float) -> ApiError:
@@ -140,8 +149,11 @@ def job_failed(state: JobState | None, error: Mapping[str, Any] | None) -> ApiEr
     if error:
         kind, message = str(error.get("type") or kind), str(error.get("message") or message)
         code = error.get("code") or code
+    if code == VERSION_CHANGED:
+        return ApiError(503, message, type=kind, code=code, headers={"retry-after": "1"})
     status = STATE_STATUS.get(state) if state else None
-    return ApiError(status or WORKER_STATUS.get(kind, 500), message, type=kind, code=code, headers=NO_RETRY)
+    status = status or (422 if code == "invalid_input" else WORKER_STATUS.get(kind, 500))
+    return ApiError(status, message, type=kind, code=code, param=(error or {}).get("param"), headers=NO_RETRY)
 
 
 FAILED = ("internal_error", None, "the job failed")

@@ -1,9 +1,10 @@
 """An SSE answer that starts late: until there is something to say, a failure can still be an HTTP status."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any
+from functools import partial
+from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -12,6 +13,7 @@ from stoker.queue.events import Event
 from stoker.runtime.gateway import sse
 from stoker.runtime.gateway.body import ClientGone
 from stoker.runtime.gateway.context import Gateway
+from stoker.runtime.gateway.endpoint import WIRE
 from stoker.runtime.gateway.envelope import REQUEST_ID, as_api_error
 from stoker.runtime.gateway.following import Following
 
@@ -32,20 +34,14 @@ class EventStream(Response):
         self._render = render
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        outlet = Outlet(send, self)
-        try:
-            await self._answer(outlet, scope)
-        finally:
-            outlet.close()
-
-    async def _answer(self, outlet: "Outlet", scope: Scope) -> None:
         """A failure after the first frame or comment becomes an error event, the last."""
+        outlet = Outlet(send, self, scope.get(WIRE))
         comments = asyncio.create_task(self._comment(outlet))
         last = b""
         try:
             async with aclosing(self._frames) as frames:
                 await outlet.send(await anext(frames))
-                self._source.relay(lambda event: self._relay(outlet, event))
+                self._source.relay(partial(self._relay, outlet))
                 async for frame in frames:
                     await outlet.send(frame)
         except ClientGone:
@@ -78,63 +74,55 @@ class EventStream(Response):
                 await outlet.send(comment)
 
 
+class Wire(Protocol):
+    """See `connection.Wire`."""
+
+    @property
+    def free(self) -> bool: ...
+
+    def write(self, piece: bytes) -> None: ...
+
+
 class Outlet:
     """Sends pieces of one answer, one after another, its head before the first."""
 
-    def __init__(self, send: Send, head: Response) -> None:
+    def __init__(self, send: Send, head: Response, wire: Wire | None) -> None:
         self.started = False
         self._send = send
         self._head = head
+        self._wire = wire
         self._clock = asyncio.get_running_loop().time
         self._sent_at = self._clock()
         self._turn = asyncio.Lock()
-        self._stuck: asyncio.Task[None] | None = None
+        self._senders = 0
 
     @property
     def free(self) -> bool:
-        """Whether a piece can leave at once."""
-        return self.started and not self._turn.locked() and (self._stuck is None or self._stuck.done())
+        """Whether a piece can be pushed."""
+        return self.started and self._wire is not None and self._wire.free and not self._senders
 
     def quiet_s(self) -> float:
         return self._clock() - self._sent_at
 
     async def send(self, piece: bytes, *, more: bool = True) -> None:
-        async with self._turn:
-            if self._stuck is not None:
-                await self._stuck
-            self._sent_at = self._clock()
-            if not self.started:
-                self.started = True
-                head = {"status": self._head.status_code, "headers": self._head.raw_headers}
-                await self._send({"type": "http.response.start", **head})
-            await self._send({"type": "http.response.body", "body": piece, "more_body": more})
+        # Those who wait for their turn count: nothing may be pushed between two turns.
+        self._senders += 1
+        try:
+            async with self._turn:
+                await self._send_next(piece, more)
+        finally:
+            self._senders -= 1
+
+    async def _send_next(self, piece: bytes, more: bool) -> None:
+        self._sent_at = self._clock()
+        if not self.started:
+            self.started = True
+            head = {"status": self._head.status_code, "headers": self._head.raw_headers}
+            await self._send({"type": "http.response.start", **head})
+        await self._send({"type": "http.response.body", "body": piece, "more_body": more})
 
     def push(self, piece: bytes) -> None:
-        """Sends without a task, as long as the client keeps up. Only when `free`."""
+        """Sends at once. Only when `free`."""
+        assert self._wire is not None
         self._sent_at = self._clock()
-        sending = self._send({"type": "http.response.body", "body": piece, "more_body": True}).__await__()
-        try:
-            waits_for = next(sending)
-        except StopIteration:
-            return
-        self._stuck = asyncio.ensure_future(finish(waits_for, sending))
-
-    def close(self) -> None:
-        if self._stuck is not None:
-            self._stuck.cancel()
-
-
-async def finish(waits_for: Any, sending: Generator[Any, None, None]) -> None:
-    await Resumed(waits_for, sending)
-
-
-class Resumed:
-    """An awaitable that was begun without a task, and what it waits for."""
-
-    def __init__(self, waits_for: Any, rest: Generator[Any, None, None]) -> None:
-        self._waits_for = waits_for
-        self._rest = rest
-
-    def __await__(self) -> Generator[Any, None, None]:
-        yield self._waits_for
-        yield from self._rest
+        self._wire.write(piece)

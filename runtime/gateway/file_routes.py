@@ -1,16 +1,17 @@
 """/v1/files, as OpenAI's clients use it."""
 
 import asyncio
+import re
 import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from starlette.datastructures import FormData, UploadFile
-from starlette.formparsers import MultiPartException
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -20,11 +21,19 @@ from stoker.coldstart.failures import ColdStartError
 from stoker.runtime.batches.file_shelf import FILE_ID, FileRecord, new_file_id
 from stoker.runtime.gateway.body import body_parts
 from stoker.runtime.gateway.endpoint import Endpoint, Incoming, Json
-from stoker.runtime.gateway.errors import ApiError, bad_request, not_found, store_unavailable
+from stoker.runtime.gateway.errors import NO_RETRY, ApiError, bad_request, not_found, store_unavailable
 
-PURPOSES = ("batch", "user_data", "assistants", "fine-tune", "vision", "evals")
+Purpose = Literal["batch", "user_data", "assistants", "fine-tune", "vision", "evals"]
+PURPOSES = get_args(Purpose)
 UPLOAD_S = 600.0
 PAGE, MOST_PER_PAGE = 1000, 10_000
+
+
+class FileUpload(TypedDict):
+    """A form of multipart/form-data."""
+
+    file: bytes
+    purpose: Purpose
 
 
 class FileObject(TypedDict):
@@ -76,8 +85,8 @@ async def form_of(incoming: Incoming) -> AsyncIterator[FormData]:
     request = Request(incoming.scope, receiver(parts))
     try:
         form = await request.form(max_files=1, max_fields=8)
-    except MultiPartException as error:
-        raise bad_request(f"The form can't be read: {error.message}", code="invalid_form") from None
+    except HTTPException as error:
+        raise bad_request(f"The form can't be read: {error.detail}", code="invalid_form") from None
     try:
         yield form
     finally:
@@ -122,22 +131,28 @@ async def stored(action: Any, *arguments: Any) -> Any:
 
 
 async def list_files(incoming: Incoming) -> Response:
-    shelf, tenant = incoming.gateway.files, incoming.caller.tenant
-    ids = await stored(shelf.all, tenant)
-    page, more = page_of(incoming, ids, PAGE, MOST_PER_PAGE)
-    records = [record for name in page if (record := await stored(shelf.get, tenant, name))]
-    if purpose := incoming.query("purpose"):
-        records = [record for record in records if record.purpose == purpose]
-    return Json(list_object([file_object(record) for record in records], more))
+    shelf, tenant, purpose = incoming.gateway.files, incoming.caller.tenant, incoming.query("purpose")
+    limit, ids = incoming.limit(PAGE, MOST_PER_PAGE), await stored(shelf.all, tenant)
+    found: list[FileRecord] = []
+    for name in behind(incoming, ids, FILE_ID):
+        record = await stored(shelf.get, tenant, name)
+        if record and purpose in ("", record.purpose):
+            found.append(record)
+        if len(found) > limit:
+            break
+    return Json(list_object([file_object(record) for record in found[:limit]], len(found) > limit))
 
 
-def page_of(incoming: Incoming, ids: list[str], usual: int, most: int) -> tuple[list[str], bool]:
-    """The part of `ids` behind the query's `after`, at most `limit` of them. Raises ApiError 400."""
-    limit = incoming.limit(usual, most)
-    ids = ids[::-1] if incoming.query("order") == "asc" else ids
-    after = incoming.query("after")
-    start = ids.index(after) + 1 if after in ids else 0
-    return ids[start : start + limit], len(ids) > start + limit
+def behind(incoming: Incoming, ids: list[str], form: re.Pattern[str]) -> list[str]:
+    """Those behind the query's `after`, which may be gone: ids rise with time, and `ids` are the newest first. Raises
+    ApiError 400 for what has not the `form` of an id."""
+    oldest_first, after = incoming.query("order") == "asc", incoming.query("after")
+    ids = sorted(ids, reverse=not oldest_first)
+    if not after:
+        return ids
+    if not form.fullmatch(after):
+        raise bad_request("'after' is the id of the last one of the page before.", param="after")
+    return [each for each in ids if (each > after if oldest_first else each < after)]
 
 
 def list_object(rows: list[Any], more: bool) -> dict[str, Any]:
@@ -187,6 +202,9 @@ class Download(Response):
 
 async def delete_file(incoming: Incoming) -> Response:
     record = await own_file(incoming)
+    if batch_id := await incoming.gateway.batches.reader_of(incoming.caller.tenant, record.id):
+        message = f"Batch '{batch_id}' reads file '{record.id}'. Cancel the batch, or wait for its end, and try again."
+        raise ApiError(409, message, code="file_in_use", param="id", headers=NO_RETRY)
     await stored(incoming.gateway.files.remove, incoming.caller.tenant, record.id)
     return Json({"id": record.id, "object": "file", "deleted": True})
 
@@ -215,6 +233,7 @@ FILE_ENDPOINTS = [
         "invoke",
         "Upload a file (multipart/form-data: `file`, `purpose`).",
         "OpenAI",
+        request=FileUpload,
         answer=FileObject,
         streams_body=True,
     ),
@@ -249,6 +268,6 @@ FILE_ENDPOINTS = [
         "Delete a file.",
         "OpenAI",
         answer=DeletedFile,
-        problems=NO_FILE,
+        problems={**NO_FILE, 409: "A batch that isn't over reads it."},
     ),
 ]

@@ -3,59 +3,70 @@
 import asyncio
 import re
 from collections.abc import Mapping
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
 
 from stoker.queue.records import JobState, NewJob
-from stoker.runtime.gateway.calls import Call, enqueue, idempotency_key, new_job, own_id_key
-from stoker.runtime.gateway.context import Gateway
+from stoker.runtime.gateway.call_input import call_input
+from stoker.runtime.gateway.calls import Call, enqueue, idempotency_key, new_job, own_id_key, take_place
 from stoker.runtime.gateway.embedding_routes import embedding_job
 from stoker.runtime.gateway.embeddings import EmbeddingRequest, embedding_list, embedding_request
 from stoker.runtime.gateway.endpoint import EVENT_STREAM, Incoming, Json
-from stoker.runtime.gateway.errors import bad_request
+from stoker.runtime.gateway.errors import ApiError, bad_request
 from stoker.runtime.gateway.event_stream import EventStream
+from stoker.runtime.gateway.job_end import preferred_wait, until_ended
 from stoker.runtime.gateway.job_events import event_frame, event_frames
 from stoker.runtime.gateway.job_object import location, submitted_object
-from stoker.runtime.gateway.openai_routes import generation_job
-from stoker.runtime.gateway.schema import ChatRequest, CompletionRequest, chat_request, completion_request
+from stoker.runtime.gateway.job_routes import described, own_job_of
+from stoker.runtime.gateway.letting_go import GatewayStops
+from stoker.runtime.gateway.media import answer_in, shown_in, value_in
+from stoker.runtime.gateway.openai_routes import base_of, generation_job
+from stoker.runtime.gateway.routing import routed
+from stoker.runtime.gateway.schema import ChatRequest, CompletionRequest, Sampling, chat_request, completion_request
+from stoker.runtime.gateway.serving import serving
 from stoker.runtime.gateway.token_stream import shape_of
+from stoker.runtime.payloads import size_of
 from stoker.runtime.spec import FunctionSpec, short_name
 
 CLIENT_JOB_ID = re.compile(r"[A-Za-z0-9._~-]{1,128}")
-WAIT = re.compile(r"wait=(\d{1,9})")
 
 ModelRequest = ChatRequest | CompletionRequest | EmbeddingRequest
 
 
 async def invoke(incoming: Incoming) -> Response:
-    spec = await incoming.gateway.registry.find(incoming.caller, incoming.path("name"))
-    request = model_request(incoming, spec)
+    key = idempotency_key(incoming)
+    spec, request = await called(incoming, key)
     wait_s = preferred_wait(incoming)
     streams = EVENT_STREAM in incoming.headers.get("accept", "")
-    job = await function_job(
-        incoming, spec, request, key=idempotency_key(incoming), stream=streams or wait_s is not None
-    )
+    job = await function_job(incoming, spec, request, key=key, stream=streams or wait_s is not None)
     if wait_s == 0:
         return await submit(incoming, job, "respond-async")
     call = Call(incoming, spec, job)
     if streams:
-        return EventStream(incoming.gateway, call, event_frames(call), event_frame)
-    return await answer(incoming.gateway, call, request, wait_s)
+        show = shown_in(incoming.headers)
+        return EventStream(incoming.gateway, call, event_frames(call, show), partial(event_frame, show=show))
+    return await answer(incoming, call, request, wait_s)
 
 
-async def answer(gateway: Gateway, call: Call, request: ModelRequest | None, wait_s: float | None) -> Response:
+async def answer(incoming: Incoming, call: Call, request: ModelRequest | None, wait_s: float | None) -> Response:
     async with call:
         try:
-            async with asyncio.timeout(wait_s):
+            async with nullcontext() if wait_s is None else asyncio.timeout(wait_s):
                 outcome = await call.outcome()
-        except TimeoutError:
+        except (TimeoutError, GatewayStops):
+            if wait_s is None:
+                raise
             call.detach()
             job = await call.job()
-            reason = (await gateway.view.snapshot()).why_waiting(job)
+            reason = (await incoming.gateway.view.snapshot()).why_waiting(job)
             return accepted(job.id, job.state, f"wait={wait_s:g}", reason)
     result = outcome.value()
-    return Json(answered(request, call.job_id, result) if request else result["value"])
+    if request is None:
+        return await value_in(incoming.headers, result["value"], outcome.size)
+    return Json(answered(request, call.job_id, result))
 
 
 def answered(request: ModelRequest, job_id: str, result: Mapping[str, Any]) -> Any:
@@ -72,19 +83,34 @@ async def put_job(incoming: Incoming) -> Response:
     client_id = incoming.path("id")
     if not CLIENT_JOB_ID.fullmatch(client_id):
         raise bad_request("A job id of your own is 1 to 128 of letters, digits, '.', '_', '~' and '-'.", param="id")
-    return await queue_job(incoming, own_id_key(client_id))
+    return await queue_job(incoming, own_id_key(incoming, client_id))
 
 
 async def queue_job(incoming: Incoming, key: str) -> Response:
     """Chunks are kept, so that the job can be followed from its start at any time."""
-    spec = await incoming.gateway.registry.find(incoming.caller, incoming.path("name"))
-    job = await function_job(incoming, spec, model_request(incoming, spec), key=key, stream=True)
-    return await submit(incoming, job)
+    spec, request = await called(incoming, key)
+    job = await function_job(incoming, spec, request, key=key, stream=True)
+    return await submit(incoming, job, wait_s=preferred_wait(incoming) or 0.0)
 
 
-async def submit(incoming: Incoming, job: NewJob, preference: str = "") -> Response:
-    enqueued = await enqueue(incoming.gateway, incoming.caller.account, job)
+async def called(incoming: Incoming, key: str) -> tuple[FunctionSpec, ModelRequest | None]:
+    spec = await base_of(incoming, incoming.path("name"))
+    request = model_request(incoming, spec)
+    if isinstance(request, Sampling) and spec.kind == "router":
+        spec = await routed(incoming, spec, request, key)
+    return spec, request
+
+
+async def submit(incoming: Incoming, job: NewJob, preference: str = "", wait_s: float = 0.0) -> Response:
+    enqueued = await enqueue(incoming, job)
     incoming.about_job(enqueued.job_id, replayed=not enqueued.created)
+    if wait_s:
+        await until_ended(incoming.gateway, enqueued.job_id, wait_s)
+        ended = await own_job_of(incoming, enqueued.job_id)
+        record = await described(incoming, ended)
+        if record["finished_at"] is not None:
+            return await answer_in(incoming.headers, record, size_of(ended.result or b""))
+        return accepted(enqueued.job_id, record["state"], f"wait={wait_s:g}", record["wait_reason"] or "")
     return accepted(enqueued.job_id, enqueued.state, preference)
 
 
@@ -96,11 +122,26 @@ def accepted(job_id: str, state: JobState, preference: str, reason: str = "") ->
 async def function_job(
     incoming: Incoming, spec: FunctionSpec, request: ModelRequest | None, *, key: str, stream: bool
 ) -> NewJob:
+    if request is not None:
+        await take_place(incoming, spec, key)
     if isinstance(request, EmbeddingRequest):
         return await embedding_job(incoming, spec, request, key)
     if request is not None:
         return await generation_job(incoming, spec, request, key=key, stream=stream)
-    return new_job(incoming, spec, {"kind": "call", "input": incoming.json()}, key=key, stream=stream)
+    spec, value = await checked(incoming, spec)
+    return new_job(incoming, spec, {"kind": "call", "input": value}, key=key, stream=stream)
+
+
+async def checked(incoming: Incoming, spec: FunctionSpec) -> tuple[FunctionSpec, Any]:
+    """The input, and the version that takes it: what doesn't fit may be for one that another gateway just deployed."""
+    gateway = incoming.gateway
+    try:
+        return spec, call_input(incoming, gateway.inputs, spec)
+    except ApiError:
+        newest = await serving(gateway, await gateway.registry.newest(spec.name))
+        if newest.kind != spec.kind or newest.version == spec.version:
+            raise
+        return newest, call_input(incoming, gateway.inputs, newest)
 
 
 def model_request(incoming: Incoming, spec: FunctionSpec) -> ModelRequest | None:
@@ -109,17 +150,9 @@ def model_request(incoming: Incoming, spec: FunctionSpec) -> ModelRequest | None
         return None
     if spec.kind == "embed":
         return embedding_request({**incoming.object(), "model": short_name(spec.name)})
-    fields = {**incoming.object(), "model": short_name(spec.name), "stream": None, "stream_options": None}
+    fields = {**incoming.object(), "model": incoming.path("name"), "stream": None, "stream_options": None}
     if "messages" in fields:
         return chat_request(fields)
     if "prompt" in fields:
         return completion_request(fields)
     raise bad_request("A language model needs 'messages' or 'prompt'.", param="messages")
-
-
-def preferred_wait(incoming: Incoming) -> float | None:
-    """Seconds until the answer becomes 202 (RFC 7240): None waits for the result, 0 doesn't wait."""
-    prefer = incoming.headers.get("prefer", "").replace(" ", "").lower()
-    if found := WAIT.search(prefer):
-        return float(found[1])
-    return 0.0 if "respond-async" in prefer else None

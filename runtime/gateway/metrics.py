@@ -3,12 +3,13 @@
 import time
 from bisect import bisect_left
 from collections import Counter as Tally
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.metrics_core import HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
 from stoker.runtime.gateway.cluster_view import Snapshot
@@ -18,30 +19,30 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
 HOST_STATES = ("pending", "ready", "interrupted", "retiring", "failed")
+DEVICE_KINDS = ("busy", "charged", "wasted", "swap", "load", "idle", "lost")
 REPLICA_STATES = ("starting", "loading", "ready", "draining", "failed")
 
 
 class Metrics:
+    _hosts: Sequence[Mapping[str, Any]] = ()
+
     def __init__(self) -> None:
         self.registry = made = CollectorRegistry()
         by_function = ["function"]
-        self.requests = Counter("stoker_http_requests", "Answers sent.", ["method", "route", "status"], registry=made)
-        self.duration = Histogram(
-            "stoker_http_request_seconds", "Request to end of answer.", ["route"], registry=made, buckets=SECONDS
-        )
         self.ttft = Histogram(
             "stoker_ttft_seconds", "Request to first token (streams).", by_function, registry=made, buckets=SECONDS
         )
-        self._intervals: dict[str, Intervals] = {}
+        self._answers: Tally[tuple[str, str, str]] = Tally()
+        self._durations: defaultdict[str, Observed] = defaultdict(Observed)
+        self._ends: Tally[tuple[str, str]] = Tally()
+        self._queue_times: defaultdict[str, Observed] = defaultdict(Observed)
+        self._tokens: Tally[tuple[str, str]] = Tally()
+        self._intervals: defaultdict[str, Observed] = defaultdict(lambda: Observed(TOKEN_SECONDS))
         made.register(self)
-        self.queue_time = Histogram(
-            "stoker_queue_seconds", "Enqueued to claimed.", by_function, registry=made, buckets=SECONDS
-        )
         self.cold_wait = Histogram(
             "stoker_cold_start_wait_seconds", "Cold start seen by a job.", by_function, registry=made, buckets=SECONDS
         )
-        self.tokens = Counter("stoker_tokens", "Tokens of finished jobs.", ["function", "kind"], registry=made)
-        self.jobs = Counter("stoker_jobs_ended", "Jobs that ended here.", ["function", "state"], registry=made)
+        self.webhooks = Counter("stoker_webhook_tries", "Tries to deliver webhooks.", ["status"], registry=made)
         self.depth = Gauge("stoker_queue_depth", "Jobs waiting.", by_function, registry=made)
         self.running = Gauge("stoker_running_jobs", "Jobs claimed.", by_function, registry=made)
         self.replicas = Gauge("stoker_replicas", "Replicas by state.", ["function", "state"], registry=made)
@@ -51,11 +52,7 @@ class Metrics:
         self.pool_failures = Gauge("stoker_pool_failed_starts", "Host starts that failed.", by_pool, registry=made)
         self.cold_starts = Counter("stoker_cold_starts", "Replicas that became ready.", by_function, registry=made)
         self.cold_phases = Histogram(
-            "stoker_cold_start_phase_seconds",
-            "Phases of starts.",
-            ["function", "phase"],
-            registry=made,
-            buckets=SECONDS,
+            "stoker_cold_start_phase_seconds", "Phases of starts", ["function", "phase"], registry=made, buckets=SECONDS
         )
         self.weights = Counter(
             "stoker_weights_bytes", "Weights fetched by source.", ["function", "source"], registry=made
@@ -64,28 +61,34 @@ class Metrics:
         self._seen: set[str] = set()
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
-        self.requests.labels(method, route, str(status)).inc()
-        self.duration.labels(route).observe(seconds)
+        self._answers[method, route, str(status)] += 1
+        self._durations[route].observe(seconds)
+
+    def webhook_tried(self, status: str) -> None:
+        self.webhooks.labels(status).inc()
 
     def job_ended(self, function: str, state: str, usage: Mapping[str, Any]) -> None:
-        self.jobs.labels(function, state).inc()
+        self._ends[function, state] += 1
         if usage.get("queue_ms") is not None:
-            self.queue_time.labels(function).observe(usage["queue_ms"] / 1000)
+            self._queue_times[function].observe(usage["queue_ms"] / 1000)
         if usage.get("cold_start_ms"):
             self.cold_wait.labels(function).observe(usage["cold_start_ms"] / 1000)
         for kind in ("prompt", "completion", "cached"):
             if usage.get(f"{kind}_tokens"):
-                self.tokens.labels(function, kind).inc(usage[f"{kind}_tokens"])
+                self._tokens[function, kind] += usage[f"{kind}_tokens"]
 
-    def intervals(self, function: str) -> "Intervals":
-        return self._intervals.setdefault(function, Intervals())
+    def intervals(self, function: str) -> "Observed":
+        return self._intervals[function]
 
     def collect(self) -> Iterator[Metric]:
-        """What is counted here and not by prometheus_client."""
-        itl = HistogramMetricFamily("stoker_itl_seconds", "Time between tokens (streams).", labels=["function"])
-        for function, intervals in self._intervals.items():
-            itl.add_metric([function], intervals.cumulative(), intervals.sum_s)
-        yield itl
+        """What every request or token counts, which prometheus_client would make dear."""
+        yield counted("stoker_http_requests", "Answers sent.", ("method", "route", "status"), self._answers)
+        yield counted("stoker_jobs_ended", "Jobs that ended here.", ("function", "state"), self._ends)
+        yield counted("stoker_tokens", "Tokens of finished jobs.", ("function", "kind"), self._tokens)
+        yield timed("stoker_http_request_seconds", "Request to end of answer.", "route", self._durations)
+        yield timed("stoker_queue_seconds", "Enqueued to claimed.", "function", self._queue_times)
+        yield timed("stoker_itl_seconds", "Time between tokens (streams).", "function", self._intervals)
+        yield device_seconds(self._hosts)
 
     def render(self, snapshot: Snapshot | None) -> bytes:
         """The text format; gauges of the cluster only when its state could be read."""
@@ -96,6 +99,7 @@ class Metrics:
         return generate_latest(self.registry)
 
     def _observe(self, snapshot: Snapshot) -> None:
+        self._hosts = snapshot.hosts
         for name, backlog in snapshot.backlogs.items():
             self.depth.labels(name).set(backlog.queued + backlog.delayed)
             self.running.labels(name).set(backlog.running)
@@ -130,19 +134,45 @@ class Metrics:
                 self.weights.labels(replica["function"], source).inc(facts["bytes"])
 
 
-class Intervals:
-    """A histogram over TOKEN_SECONDS that costs a token next to nothing: every token of every stream passes here."""
+def device_seconds(hosts: Sequence[Mapping[str, Any]]) -> Metric:
+    """Of the engine processes; busy + swap + load + idle + lost is the time in which there was one."""
+    name, text = "stoker_device_seconds", "What devices of language models did: busy, swap, load, idle, lost."
+    found = CounterMetricFamily(name, text, labels=["host", "device", "kind"])
+    for host in hosts:
+        for device, spent in host.get("device_time", {}).items():
+            for kind in DEVICE_KINDS:
+                found.add_metric([host["id"], device, kind], spent.get(kind, 0) / 1e6)
+    return found
 
-    def __init__(self) -> None:
+
+def counted(name: str, text: str, labels: Sequence[str], tally: Mapping[tuple[str, ...], float]) -> Metric:
+    found = CounterMetricFamily(name, text, labels=labels)
+    for values, count in tally.items():
+        found.add_metric(values, count)
+    return found
+
+
+def timed(name: str, text: str, label: str, observed: Mapping[str, "Observed"]) -> Metric:
+    found = HistogramMetricFamily(name, text, labels=[label])
+    for value, times in observed.items():
+        found.add_metric([value], times.cumulative(), times.sum_s)
+    return found
+
+
+class Observed:
+    """A histogram that costs an observation next to nothing."""
+
+    def __init__(self, bounds: Sequence[float] = SECONDS) -> None:
         self.sum_s = 0.0
-        self._counts = [0] * (len(TOKEN_SECONDS) + 1)
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
 
     def observe(self, seconds: float) -> None:
-        self._counts[bisect_left(TOKEN_SECONDS, seconds)] += 1
+        self._counts[bisect_left(self._bounds, seconds)] += 1
         self.sum_s += seconds
 
     def cumulative(self) -> list[tuple[str, float]]:
-        bounds = [*map(floatToGoString, TOKEN_SECONDS), "+Inf"]
+        bounds = [*map(floatToGoString, self._bounds), "+Inf"]
         return list(zip(bounds, accumulate(self._counts), strict=True))
 
 

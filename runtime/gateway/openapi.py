@@ -8,7 +8,8 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 
-from stoker.runtime.gateway.endpoint import Endpoint
+from stoker.runtime.client.media import MSGPACK
+from stoker.runtime.gateway.endpoint import EVENT_STREAM, Endpoint
 from stoker.runtime.gateway.errors import ErrorBody
 
 Json = dict[str, Any]
@@ -18,13 +19,32 @@ PARAMETER = re.compile(r"{(\w+)}")
 FUNCTION_JOB = "/v1/functions/{name}/jobs/{id}"
 COMMON_PROBLEMS: Mapping[int, str] = {
     400: "The request is malformed or asks for something that can't be done.",
+    408: "The body didn't arrive in time.",
     413: "The body is too large.",
-    503: "The queue can't be reached; see Retry-After.",
+    500: "The gateway or the function failed.",
+    503: "The queue, the object store or the function's workers are out of reach; see Retry-After.",
 }
+HEADERS: Mapping[str, str] = {
+    "x-request-id": "The request's own x-request-id, or one made for it; stands in the logs too.",
+    "x-job-id": "The job behind this answer, where there is one.",
+    "openai-processing-ms": "Milliseconds from the request's arrival to the beginning of its answer.",
+    **{
+        f"x-ratelimit-{what}-{kind}": f"{meaning} {kind} per minute, where the tenant has such a limit."
+        for kind in ("requests", "tokens")
+        for what, meaning in (
+            ("limit", "Most"),
+            ("remaining", "What is left now of the"),
+            ("reset", "When all are back:"),
+        )
+    },
+    "retry-after": "Seconds after which it makes sense to ask again.",
+}
+ALWAYS = tuple(name for name in HEADERS if name != "retry-after")
 KEY_PROBLEMS: Mapping[int, str] = {
     401: "There is no API key, or not a right one.",
     403: "The API key lacks the scope that this needs.",
 }
+SHARED = {**COMMON_PROBLEMS, **KEY_PROBLEMS}
 
 
 def describe(endpoints: Iterable[Endpoint]) -> Json:
@@ -39,16 +59,26 @@ def describe(endpoints: Iterable[Endpoint]) -> Json:
         "openapi": "3.1.0",
         "info": {"title": "stoker", "version": version("stoker"), "description": "Serverless GPU functions over HTTP."},
         "paths": paths,
-        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "components": {
+            "schemas": schemas,
+            "responses": {f"Problem{status}": problem(status, text, error) for status, text in SHARED.items()},
+            "headers": {name: {"description": text, "schema": {"type": "string"}} for name, text in HEADERS.items()},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
         "security": [{"key": []}, {}],
     }
 
 
 def describe_operation(endpoint: Endpoint, error: Json, schemas: dict[str, Json]) -> Json:
     problems = {**COMMON_PROBLEMS, **({} if endpoint.access == "anyone" else KEY_PROBLEMS), **endpoint.problems}
-    answers = {str(status): problem(text, error) for status, text in problems.items()}
-    for status, kind in {endpoint.status: endpoint.answer, **endpoint.others}.items():
-        answers[str(status)] = success(kind, endpoint.media, schemas)
+    answers = {
+        str(status): shared_problem(status, text) or problem(status, text, error) for status, text in problems.items()
+    }
+    for status, kind in endpoint.others.items():
+        answers[str(status)] = success(media_types(endpoint, status, kind), schemas)
+    kinds = media_types(endpoint, endpoint.status, endpoint.answer)
+    kinds |= {EVENT_STREAM: endpoint.events} if endpoint.events else {}
+    answers[str(endpoint.status)] = success(kinds, schemas)
     operation: Json = {
         "operationId": operation_id(endpoint),
         "summary": endpoint.summary,
@@ -58,11 +88,8 @@ def describe_operation(endpoint: Endpoint, error: Json, schemas: dict[str, Json]
     }
     if endpoint.access == "anyone":
         operation["security"] = []
-    if endpoint.streams_body:
-        operation["requestBody"] = {"required": True, "content": {"application/octet-stream": {}}}
-    elif endpoint.request is not None:
-        body = reference(endpoint.request, schemas, "validation")
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    if endpoint.streams_body or endpoint.request is not None:
+        operation["requestBody"] = {"required": True, "content": body_content(endpoint, schemas)}
     return operation
 
 
@@ -72,13 +99,48 @@ def operation_id(endpoint: Endpoint) -> str:
     return f"{name}_of_function" if endpoint.path == FUNCTION_JOB and endpoint.method in ("GET", "DELETE") else name
 
 
-def success(kind: Any, media: str, schemas: dict[str, Json]) -> Json:
-    content = {} if kind is None else {"schema": reference(kind, schemas, "serialization")}
-    return {"description": "Done.", "content": {media: content}}
+def media_types(endpoint: Endpoint, status: int, kind: Any) -> dict[str, Any]:
+    return {endpoint.media: kind} | ({MSGPACK: kind} if endpoint.packs and status == 200 else {})
 
 
-def problem(text: str, error: Json) -> Json:
-    return {"description": text, "content": {"application/json": {"schema": error}}}
+def body_content(endpoint: Endpoint, schemas: dict[str, Json]) -> Json:
+    """Raw bytes, a form, or JSON (where msgpack may stand for it)."""
+    if endpoint.streams_body and endpoint.request is None:
+        return {"application/octet-stream": {}}
+    body = reference(endpoint.request, schemas, "validation")
+    content = {"multipart/form-data" if endpoint.streams_body else "application/json": {"schema": body}}
+    return content | ({MSGPACK: {"schema": body}} if endpoint.packs else {})
+
+
+def success(kinds: Mapping[str, Any], schemas: dict[str, Json]) -> Json:
+    content: Json = {}
+    for media, kind in kinds.items():
+        schema = None if kind is None else reference(kind, schemas, "serialization")
+        content[media] = {} if schema is None else {"schema": event_schema(schema) if media == EVENT_STREAM else schema}
+    return {"description": "Done.", "headers": header_references(*ALWAYS), "content": content}
+
+
+def event_schema(data: Json) -> Json:
+    """Of one event of a stream, the last of which may be an error."""
+    text = {"type": "string"}
+    json = {"anyOf": [data, {"$ref": REF.format(model=ErrorBody.__name__)}]}
+    json_text = {**text, "contentMediaType": "application/json", "contentSchema": json}
+    properties = {"data": {"anyOf": [{"const": "[DONE]"}, json_text]}, "event": text, "id": text}
+    return {"type": "object", "required": ["data"], "properties": properties}
+
+
+def problem(status: int, text: str, error: Json) -> Json:
+    headers = header_references(*ALWAYS, *(["retry-after"] if status in (429, 503) else []))
+    return {"description": text, "headers": headers, "content": {"application/json": {"schema": error}}}
+
+
+def shared_problem(status: int, text: str) -> Json | None:
+    """What most routes say alike stands once in the document."""
+    return {"$ref": f"#/components/responses/Problem{status}"} if SHARED.get(status) == text else None
+
+
+def header_references(*names: str) -> Json:
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
 
 
 def parameters(endpoint: Endpoint) -> list[Json]:

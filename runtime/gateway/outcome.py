@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.queue.events import Event
+from stoker.queue.events import Ending
 from stoker.queue.records import Job, JobState, unpack
+from stoker.runtime.error_record import bounded
 from stoker.runtime.gateway.errors import ApiError, job_failed
 
 UNJUDGED = {JobState.CANCELLED, JobState.EXPIRED, JobState.TIMED_OUT}
@@ -12,12 +13,13 @@ UNJUDGED = {JobState.CANCELLED, JobState.EXPIRED, JobState.TIMED_OUT}
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`result` and `error` are the worker's maps; one of them is None."""
+    """`result` and `error` are the worker's maps; one of them is None. `size` is the packed result's, in bytes."""
 
     state: JobState
     result: dict[str, Any] | None
     error: dict[str, Any] | None
     usage: dict[str, Any] = field(default_factory=dict)
+    size: int = 0
 
     def value(self) -> dict[str, Any]:
         """The result; raises what the waiting client is answered when there is none."""
@@ -33,18 +35,16 @@ def outcome_of_job(job: Job) -> Outcome:
     return outcome_of(job.state, job.result, job.error, job.usage, job.reason)
 
 
-def outcome_of_event(event: Event) -> Outcome:
-    """The event must carry its data (the ends of big results don't)."""
-    body = unpack(event.data)
-    state = event.state or JobState.FAILED
-    return outcome_of(state, body["result"], body["error"], body["usage"], body["reason"])
+def outcome_of_end(state: JobState | None, ending: Ending) -> Outcome:
+    return outcome_of(state or JobState.FAILED, ending.result, ending.error, ending.usage, ending.reason)
 
 
 def outcome_of(state: JobState, result: bytes | None, error: bytes | None, usage: bytes | None, reason: str) -> Outcome:
     """`reason` stands for the error of a job that ended without a worker's verdict on its last attempt."""
     judged = unpacked(error) if state not in UNJUDGED else None
     said = judged or ({"message": reason} if reason else None)
-    return Outcome(state, unpacked(result), said, unpacked(usage) or {})
+    shown = bounded(said) if said else None
+    return Outcome(state, unpacked(result), shown, unpacked(usage) or {}, len(result or b""))
 
 
 def unpacked(data: bytes | None) -> Any:

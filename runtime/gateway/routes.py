@@ -10,14 +10,12 @@ from starlette.routing import Route
 from stoker.runtime.gateway import (
     app_routes,
     deploy_routes,
-    embedding_routes,
     function_routes,
     job_routes,
-    openai_routes,
     system_routes,
 )
-from stoker.runtime.gateway.answers import ChatCompletion, Completion, ModelList, ModelObject
 from stoker.runtime.gateway.app_routes import AppObject, AppRequest
+from stoker.runtime.gateway.audit_routes import AUDIT_ENDPOINTS, audited
 from stoker.runtime.gateway.batch_routes import BATCH_ENDPOINTS
 from stoker.runtime.gateway.deploy_routes import (
     BundleObject,
@@ -26,32 +24,36 @@ from stoker.runtime.gateway.deploy_routes import (
     FunctionList,
     FunctionObject,
 )
-from stoker.runtime.gateway.embeddings import EmbeddingList, EmbeddingRequest
 from stoker.runtime.gateway.endpoint import EVENT_STREAM, Endpoint, Incoming, Json, Resource
 from stoker.runtime.gateway.file_routes import FILE_ENDPOINTS
 from stoker.runtime.gateway.fleet_routes import FLEET_ENDPOINTS
+from stoker.runtime.gateway.function_descriptions import visible_functions, with_functions
+from stoker.runtime.gateway.job_list import JOB_LIST_ENDPOINTS
 from stoker.runtime.gateway.job_object import JobObject, JobPage, SubmittedJob
+from stoker.runtime.gateway.job_result import RESULT_ENDPOINTS
+from stoker.runtime.gateway.log_routes import LOG_ENDPOINTS
+from stoker.runtime.gateway.openai_endpoints import CALLS, KEY, OPENAI_ENDPOINTS
 from stoker.runtime.gateway.openapi import describe
-from stoker.runtime.gateway.schema import ChatRequest, CompletionRequest
+from stoker.runtime.gateway.secret_routes import SECRET_ENDPOINTS
+from stoker.runtime.gateway.start_routes import START_ENDPOINTS
 from stoker.runtime.gateway.tenant_endpoints import TENANT_ENDPOINTS
 from stoker.runtime.gateway.usage_routes import USAGE_ENDPOINTS
+from stoker.runtime.gateway.version_routes import VERSION_ENDPOINTS
+from stoker.runtime.gateway.webhook_endpoints import WEBHOOK_ENDPOINTS
+from stoker.runtime.gateway.webhook_url import WEBHOOK
 
 NO_FUNCTION = {404: "There is no such function."}
+IN_USE = "A router names the function that would go or be of another kind."
 NO_JOB = {404: "There is no such job.", 410: "The job's result is no longer kept."}
-CALLS = {
-    404: "There is no such function.",
-    409: "The idempotency key was used with a different body.",
-    429: "Too many jobs wait; see Retry-After.",
-    500: "The function failed.",
-    503: "The function's workers can't start; see Retry-After.",
-    504: "A time limit passed.",
-}
-KEY = {"Idempotency-Key": "The same key and body give the first request's answer; the job then outlives its client."}
 PAGE = {"limit": "At most so many, 1 to 100; 20 if left out.", "after": "Go on behind the job of this id."}
+WAIT = {"Prefer": "wait=N answers when the job has ended, or after N seconds."}
 PREFER = {
     "Prefer": "wait=N answers 202 after N seconds without a result, respond-async at once.",
-    "Accept": "text/event-stream streams what a generator yields.",
+    "Accept": "text/event-stream streams what a generator yields, application/msgpack keeps bytes and arrays.",
 }
+
+
+FUNCTION_CALLS = {**CALLS, 422: "The input doesn't fit the function's annotations; `param` is the path."}
 
 
 @cache
@@ -60,71 +62,18 @@ def description() -> dict[str, Any]:
 
 
 async def openapi(incoming: Incoming) -> Response:
-    return Json(description())
+    return Json(with_functions(description(), await visible_functions(incoming)))
 
 
 def routes() -> list[Route]:
     """One route per path; `Resource` tells the methods apart."""
-    by_path = groupby(sorted(ENDPOINTS, key=lambda endpoint: endpoint.path), key=lambda endpoint: endpoint.path)
+    endpoints = sorted(map(audited, ENDPOINTS), key=lambda endpoint: endpoint.path)
+    by_path = groupby(endpoints, key=lambda endpoint: endpoint.path)
     return [Route(path, Resource(list(endpoints))) for path, endpoints in by_path]
 
 
 ENDPOINTS = [
-    Endpoint(
-        "POST",
-        "/v1/chat/completions",
-        openai_routes.chat_completions,
-        "invoke",
-        "Answer a conversation; a stream of chunks with `stream: true`.",
-        "OpenAI",
-        request=ChatRequest,
-        answer=ChatCompletion,
-        problems=CALLS,
-        reads=KEY,
-    ),
-    Endpoint(
-        "POST",
-        "/v1/completions",
-        openai_routes.completions,
-        "invoke",
-        "Continue a text; without `max_tokens` up to the end of the context.",
-        "OpenAI",
-        request=CompletionRequest,
-        answer=Completion,
-        problems=CALLS,
-        reads=KEY,
-    ),
-    Endpoint(
-        "POST",
-        "/v1/embeddings",
-        embedding_routes.embeddings,
-        "invoke",
-        "Unit vectors of texts.",
-        "OpenAI",
-        request=EmbeddingRequest,
-        answer=EmbeddingList,
-        problems=CALLS,
-        reads=KEY,
-    ),
-    Endpoint(
-        "GET",
-        "/v1/models",
-        openai_routes.list_models,
-        "invoke",
-        "Deployed language models.",
-        "OpenAI",
-        answer=ModelList,
-    ),
-    Endpoint(
-        "GET",
-        "/v1/models/{model}",
-        openai_routes.get_model,
-        "invoke",
-        "One language model.",
-        "OpenAI",
-        answer=ModelObject,
-        problems=NO_FUNCTION,
-    ),
+    *OPENAI_ENDPOINTS,
     Endpoint(
         "GET",
         "/v1/functions",
@@ -153,17 +102,19 @@ ENDPOINTS = [
         "Functions",
         request=AppRequest,
         answer=AppObject,
+        problems={409: f"Another app has a function of that name. {IN_USE}"},
     ),
     Endpoint(
         "PUT",
         "/v1/functions/{name}",
-        deploy_routes.put_function,
+        app_routes.put_function,
         "deploy",
         "Deploy a function, or a new version of it.",
         "Functions",
         request=DeployRequest,
         answer=FunctionObject,
         others={201: FunctionObject},
+        problems={409: IN_USE},
     ),
     Endpoint(
         "DELETE",
@@ -173,7 +124,7 @@ ENDPOINTS = [
         "Remove a function and cancel its jobs.",
         "Functions",
         answer=DeletedFunction,
-        problems=NO_FUNCTION,
+        problems={**NO_FUNCTION, 409: IN_USE},
     ),
     Endpoint(
         "PUT",
@@ -196,8 +147,10 @@ ENDPOINTS = [
         request=Any,
         answer=Any,
         others={202: SubmittedJob},
-        problems=CALLS,
-        reads={**KEY, **PREFER},
+        events=Any,
+        problems=FUNCTION_CALLS,
+        reads={**KEY, **PREFER, **WEBHOOK},
+        packs=True,
     ),
     Endpoint(
         "POST",
@@ -209,8 +162,10 @@ ENDPOINTS = [
         request=Any,
         answer=SubmittedJob,
         status=202,
-        problems=CALLS,
-        reads=KEY,
+        others={200: JobObject},
+        problems=FUNCTION_CALLS,
+        reads={**KEY, **WAIT, **WEBHOOK},
+        packs=True,
     ),
     Endpoint(
         "PUT",
@@ -222,7 +177,10 @@ ENDPOINTS = [
         request=Any,
         answer=SubmittedJob,
         status=202,
-        problems=CALLS,
+        others={200: JobObject},
+        problems=FUNCTION_CALLS,
+        reads={**WAIT, **WEBHOOK},
+        packs=True,
     ),
     Endpoint(
         "GET",
@@ -233,6 +191,8 @@ ENDPOINTS = [
         "Jobs",
         answer=JobObject,
         problems=NO_JOB,
+        reads=WAIT,
+        packs=True,
     ),
     Endpoint(
         "DELETE",
@@ -243,6 +203,7 @@ ENDPOINTS = [
         "Jobs",
         answer=JobObject,
         problems=NO_JOB,
+        packs=True,
     ),
     Endpoint(
         "GET",
@@ -264,6 +225,8 @@ ENDPOINTS = [
         "Jobs",
         answer=JobObject,
         problems=NO_JOB,
+        reads=WAIT,
+        packs=True,
     ),
     Endpoint(
         "DELETE",
@@ -274,6 +237,7 @@ ENDPOINTS = [
         "Jobs",
         answer=JobObject,
         problems=NO_JOB,
+        packs=True,
     ),
     Endpoint(
         "POST",
@@ -285,6 +249,7 @@ ENDPOINTS = [
         answer=JobObject,
         problems={**NO_JOB, 409: "The job is neither dead nor failed."},
         reads={"Idempotency-Key": "Sent again with the same key, it replays once."},
+        packs=True,
     ),
     Endpoint(
         "GET",
@@ -311,5 +276,13 @@ ENDPOINTS = [
     *BATCH_ENDPOINTS,
     *TENANT_ENDPOINTS,
     *FLEET_ENDPOINTS,
+    *LOG_ENDPOINTS,
+    *VERSION_ENDPOINTS,
+    *START_ENDPOINTS,
+    *RESULT_ENDPOINTS,
+    *SECRET_ENDPOINTS,
     *USAGE_ENDPOINTS,
+    *JOB_LIST_ENDPOINTS,
+    *WEBHOOK_ENDPOINTS,
+    *AUDIT_ENDPOINTS,
 ]

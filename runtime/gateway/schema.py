@@ -16,21 +16,23 @@ from pydantic import (
 from pydantic_core import from_json
 
 from stoker.runtime.gateway.errors import bad_request, invalid_fields
+from stoker.runtime.gateway.field_names import refuse_misspelt
 from stoker.runtime.gateway.tool_calls import ToolStyle
 
 INT64 = 1 << 63
-STOP_LIMIT = 4
+STOP_LIMIT, STOP_LENGTH = 4, 1000
 BIAS_LIMIT = 1024
 CHOICES_LIMIT = 32
 TOOLS_LIMIT = 128
 TOP_LOGPROBS_LIMIT = 20
 
 NonEmpty = Annotated[str, Field(min_length=1)]
+Stop = Annotated[str, Field(min_length=1, max_length=STOP_LENGTH)]
 BIASES = Field(max_length=BIAS_LIMIT)
 
 
 class Body(BaseModel):
-    """Types are strict ("1" is no number); fields that nobody here knows are ignored, as OpenAI clients send many."""
+    """Types are strict ("1" is no number); of fields that nobody here knows, `field_names` says what becomes."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -162,9 +164,10 @@ class Sampling(Body):
     logit_bias: Annotated[dict[str, Annotated[FiniteFloat, Field(ge=-100, le=100)]], BIASES] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    stop: NonEmpty | Annotated[list[NonEmpty], Field(max_length=STOP_LIMIT)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=STOP_LIMIT)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
 
@@ -296,6 +299,7 @@ Request = TypeVar("Request", bound=Sampling)
 def validated(kind: type[Request], fields: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> Request:
     """Raises ApiError 400 that names the field."""
     refuse_unsupported(fields, neutral)
+    refuse_misspelt(kind, fields)
     try:
         request = kind.model_validate(fields)
     except ValidationError as error:

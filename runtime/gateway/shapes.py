@@ -52,7 +52,7 @@ class ChatShape:
                 "finish_reason": finish_of(choice["finish_reason"], "tool_calls" in message),
             }
             for index, choice in enumerate(choices_of(result))
-            if (message := self._message(choice["text"], index))
+            if (message := self._message(choice, index))
         ]
         body = {"object": "chat.completion", "choices": choices, "usage": usage_object(result["usage"])}
         return {**self._head, **body}  # type: ignore[return-value]
@@ -68,9 +68,9 @@ class ChatShape:
         deltas = self._splitter(index).feed(text) or ([{}] if entries else [])
         return [self._chunk(delta, None, index, None if n else entries) for n, delta in enumerate(deltas)]
 
-    def rest(self, index: int) -> list[ChatCompletionChunk]:
-        """Text that was held back as the beginning of a call, and was none."""
-        deltas = self._splitter(index).finish() if self._tool_style else []
+    def rest(self, finish_reason: str, index: int) -> list[ChatCompletionChunk]:
+        """Text that was held back as the beginning of a call, and was none, or was cut off in it."""
+        deltas = self._splitter(index).finish(cut=finish_reason == "length") if self._tool_style else []
         return [self._chunk(delta, None, index) for delta in deltas]
 
     def last(self, finish_reason: str, index: int = 0) -> ChatCompletionChunk:
@@ -86,11 +86,11 @@ class ChatShape:
             self._splitters[index] = ToolSplitter(self._tool_style, f"call_{self._job_id}-{index}")
         return self._splitters[index]
 
-    def _message(self, text: str, index: int) -> dict[str, Any]:
+    def _message(self, choice: Mapping[str, Any], index: int) -> dict[str, Any]:
         if not self._tool_style:
-            return {"content": text}
+            return {"content": choice["text"]}
         splitter = self._splitter(index)
-        return message_of([*splitter.feed(text), *splitter.finish()])
+        return message_of([*splitter.feed(choice["text"]), *splitter.finish(cut=choice["finish_reason"] == "length")])
 
     def _chunk(
         self, delta: Mapping[str, Any], finish_reason: str | None, index: int, entries: Entries = None
@@ -134,7 +134,7 @@ class CompletionShape:
     def split(self, text: str, index: int, entries: Entries) -> list[Completion]:
         return [self.text(text, index, entries)]
 
-    def rest(self, index: int) -> list[Completion]:
+    def rest(self, finish_reason: str, index: int) -> list[Completion]:
         return []
 
     def last(self, finish_reason: str, index: int = 0) -> Completion:

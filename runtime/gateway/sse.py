@@ -16,8 +16,12 @@ DONE = b"data: [DONE]\n\n"
 
 def event(data: Any, *, name: str = "", id: str = "") -> bytes:
     """One event; `data` becomes one line of JSON. Events without a name are plain messages for any client."""
+    return framed(json_bytes(data), name=name, id=id)
+
+
+def framed(line: bytes, *, name: str = "", id: str = "") -> bytes:
     head = (f"event: {name}\n" if name else "") + (f"id: {id}\n" if id else "")
-    return head.encode() + b"data: " + json_bytes(data) + b"\n\n"
+    return head.encode() + b"data: " + line + b"\n\n"
 
 
 class TextEvent:

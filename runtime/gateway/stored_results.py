@@ -4,8 +4,8 @@ import asyncio
 from dataclasses import replace
 
 from stoker.coldstart.failures import ColdStartError
-from stoker.queue.events import Event
-from stoker.queue.records import Job, pack, unpack
+from stoker.queue.events import Ending
+from stoker.queue.records import Job
 from stoker.runtime import payloads
 from stoker.runtime.gateway.context import Gateway
 from stoker.runtime.gateway.errors import store_unavailable
@@ -18,13 +18,11 @@ async def with_result(gateway: Gateway, job: Job) -> Job:
     return replace(job, result=await stored(gateway, job.id, job.result))
 
 
-async def end_with_result(gateway: Gateway, event: Event) -> Event:
-    """The same for a job's last event, which must carry its data."""
-    body = unpack(event.data)
-    if body["result"] is None or not payloads.is_reference(body["result"]):
-        return event
-    body["result"] = await stored(gateway, event.job_id, body["result"])
-    return event._replace(data=pack(body))
+async def end_with_result(gateway: Gateway, job_id: str, ending: Ending) -> Ending:
+    """The same for what a job's last event says."""
+    if ending.result is None or not payloads.is_reference(ending.result):
+        return ending
+    return ending._replace(result=await stored(gateway, job_id, ending.result))
 
 
 async def stored(gateway: Gateway, job_id: str, reference: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """What a request says about the form of its answer, as a grammar that compiles."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from stoker.runtime.gateway.errors import ApiError, bad_request
 from stoker.runtime.gateway.schema import ChatRequest, Sampling, StructuredOutputs
@@ -9,6 +9,7 @@ from stoker.runtime.gateway.tool_calls import forced_grammar
 from stoker.runtime.grammar import (
     ANY_OBJECT,
     GrammarRefused,
+    check_ends,
     choice_grammar,
     json_grammar,
     lark_grammar,
@@ -21,13 +22,15 @@ PATIENCE_S = 5.0
 Make = Callable[[], str]
 
 
-async def answer_grammar(request: Sampling) -> str:
-    """Empty where any answer will do. Raises ApiError 400 for one that is broken, too large or can't be satisfied."""
+async def answer_grammar(request: Sampling, ends: Sequence[int]) -> str:
+    """Empty where any answer will do. Raises ApiError 400 for one that is broken, too large or can't be satisfied, or a
+    model without end-of-sequence tokens (`ends`)."""
     found = asked(request)
     if found is None:
         return ""
     param, make = found
     try:
+        check_ends(ends)
         async with asyncio.timeout(PATIENCE_S):
             return await asyncio.to_thread(lambda: validate(make()))
     except GrammarRefused as refusal:

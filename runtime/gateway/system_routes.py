@@ -43,6 +43,10 @@ th, td { border-bottom: 1px solid #ccc; padding: .3rem .6rem; text-align: left }
 """)
 
 
+async def health(incoming: Incoming) -> Response:
+    return await healthz(incoming)
+
+
 async def healthz(incoming: Incoming) -> Response:
     """The process answers; says nothing about the queue."""
     return Json({"status": "ok"})

@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 
 from stoker.runtime.gateway.endpoint import Incoming, Json
 from stoker.runtime.gateway.errors import ApiError, bad_request, not_found
+from stoker.runtime.gateway.tenant_removal import remove_tenant
 from stoker.runtime.tenancy.api_key import OPERATOR, SCOPES, KeyRecord, Keyring, Scope
 from stoker.runtime.tenancy.tenant import InvalidTenant, Tenant, limits_of
 
@@ -111,8 +112,9 @@ async def patch_tenant(incoming: Incoming) -> Response:
 
 
 async def delete_tenant(incoming: Incoming) -> Response:
+    """With its functions, files and batches."""
     name = incoming.path("name")
-    if not await incoming.gateway.tenants.remove(name):
+    if not await remove_tenant(incoming.gateway, name):
         raise tenant_not_found(name)
     return Json({"object": "tenant", "name": name, "deleted": True})
 
@@ -143,6 +145,7 @@ async def rotate_key(incoming: Incoming) -> Response:
 
 
 async def delete_key(incoming: Incoming) -> Response:
+    """No call with it begins any more; one that is under way, and its jobs, may finish."""
     record = await own_key(incoming)
     await incoming.gateway.tenants.revoke(record.id)
     return Json({"object": "api_key", "id": record.id, "deleted": True})

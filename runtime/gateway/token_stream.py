@@ -45,6 +45,7 @@ class TokenFrames:
         self._request = request
         self._clock = TokenClock(incoming.gateway.metrics, call.function, incoming.started)
         self._told = [Told() for _ in range(request.choices)]
+        self._split = bool(request.tool_style)
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
         async with self._call as call:
@@ -74,7 +75,7 @@ class TokenFrames:
             told = self._told[index]
             entries = (choice.get("logprobs") or [])[told.logprobs :]
             ends += self._shown(index, choice["text"][told.text :], entries, "") or self._begin(index)
-            ends += b"".join(map(sse.event, self._shape.rest(index)))
+            ends += b"".join(map(sse.event, self._shape.rest(choice["finish_reason"], index)))
             ends += sse.event(self._shape.last(choice["finish_reason"], index))
         return ends
 
@@ -85,7 +86,7 @@ class TokenFrames:
         head = b"" if told.begun else self._begin(index)
         told.text += len(text)
         told.logprobs += len(entries or ())
-        if self._request.tool_style:
+        if self._split:
             return head + b"".join(sse.event(chunk, id=id) for chunk in self._shape.split(text, index, entries))
         if index == 0 and not entries:
             return head + self._plain.fill(text, id)

@@ -16,6 +16,10 @@ ToolDelta = dict[str, Any]
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\S)')
 
+# Of a head that was cut off behind its name, and what may follow there.
+CUT_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"([^{]*)')
+ARGUMENTS_FOLLOW = (',"arguments":', ',"parameters":')
+
 
 def tool_style(template: str) -> ToolStyle:
     """How a chat template tells its model to call tools; "" for one that knows none."""
@@ -72,11 +76,14 @@ class ToolSplitter:
             found.append(delta)
         return [delta for delta in found if delta != SKIP]
 
-    def finish(self) -> list[ToolDelta]:
-        """What was held back and is no call after all."""
+    def finish(self, *, cut: bool = False) -> list[ToolDelta]:
+        """What was held back and is no call after all. `cut`: the text was to go on, so that a call whose name is there
+        is one."""
         held, self._held = self._held, ""
         if self._value or self._done or not held:
             return []
+        if cut and self._inside and (name := cut_name(held)):
+            return [self._call(name)]
         return [content(OPEN + held if self._hermes and self._inside else held)]
 
     def _next(self) -> ToolDelta | None:
@@ -114,11 +121,13 @@ class ToolSplitter:
         if not found:
             return None
         self._held, self._value = self._held[found.end() :], JsonValue()
+        return self._call(json.loads(f'"{found[1]}"'))
+
+    def _call(self, name: str) -> ToolDelta:
+        """Its arguments follow, if they do."""
         index, self.calls = self.calls, self.calls + 1
-        function = {"name": json.loads(f'"{found[1]}"'), "arguments": ""}
-        return {
-            "tool_calls": [{"index": index, "id": f"{self._prefix}-{index}", "type": "function", "function": function}]
-        }
+        call = {"id": f"{self._prefix}-{index}", "type": "function", "function": {"name": name, "arguments": ""}}
+        return {"tool_calls": [{"index": index, **call}]}
 
     def _argument(self) -> ToolDelta | None:
         assert self._value is not None
@@ -142,6 +151,14 @@ class ToolSplitter:
             return None
         self._held, self._inside, self._done, self._gap = after, False, False, True
         return SKIP
+
+
+def cut_name(text: str) -> str:
+    """Of a call that ends before its arguments begin; "" for what may be something else."""
+    found = CUT_HEAD.fullmatch(text)
+    rest = "".join(found[2].split()) if found else ""
+    follows = any(mark.startswith(rest) for mark in ARGUMENTS_FOLLOW)
+    return str(json.loads(f'"{found[1]}"')) if found and follows else ""
 
 
 SKIP: ToolDelta = {"skip": True}

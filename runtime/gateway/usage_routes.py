@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from stoker.runtime.gateway.endpoint import Endpoint, Incoming, Json
 from stoker.runtime.gateway.errors import ApiError, bad_request, not_found
-from stoker.runtime.spec import short_name
+from stoker.runtime.spec import base_and_adapter, short_name
 from stoker.runtime.tenancy.billing_days import day_of, days_between
 from stoker.runtime.tenancy.directory import EVERY_FUNCTION
 from stoker.runtime.tenancy.price import InvalidPrice, Price
@@ -20,15 +20,20 @@ ALL_TENANTS = "*"
 
 
 class UsageRow(TypedDict):
-    """Of one tenant's calls of one function on one day (UTC). `failed` counts jobs that ended without a result."""
+    """Of one tenant's calls of one function on one day (UTC), all with the same `adapter` ("": none). `failed` counts
+    jobs that ended without a result."""
 
     day: str
     tenant: str
     function: str
+    adapter: str
     jobs: int
     failed: int
     run_seconds: float
     cold_start_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    swap_seconds: float
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
@@ -102,20 +107,23 @@ async def tenants_of(incoming: Incoming) -> list[str]:
 async def rows_of(incoming: Incoming, tenant: str, days: list[str]) -> list[UsageRow]:
     found = await incoming.gateway.ledger.daily(tenant, days)
     own = tenant == incoming.caller.owner
-    return [
-        row_of(day, tenant, short_name(function) if own else function, sums) for (day, function), sums in found.items()
-    ]
+    return [row_of(day, tenant, short_name(model) if own else model, sums) for (day, model), sums in found.items()]
 
 
-def row_of(day: str, tenant: str, function: str, sums: dict[str, int]) -> UsageRow:
+def row_of(day: str, tenant: str, model: str, sums: dict[str, int]) -> UsageRow:
+    function, adapter = base_and_adapter(model)
     return {
         "day": day,
         "tenant": tenant,
         "function": function,
+        "adapter": adapter,
         "jobs": sums["jobs"],
         "failed": sums["failed"],
         "run_seconds": sums["run_us"] / 1e6,
         "cold_start_seconds": sums["cold_us"] / 1e6,
+        "prefill_seconds": sums["prefill_us"] / 1e6,
+        "decode_seconds": sums["decode_us"] / 1e6,
+        "swap_seconds": sums["swap_us"] / 1e6,
         "prompt_tokens": sums["prompt_tokens"],
         "cached_tokens": sums["cached_tokens"],
         "completion_tokens": sums["completion_tokens"],

@@ -61,10 +61,15 @@ def position(job: Job, backlog: Backlog | None) -> str:
     return f"queued behind {job.queued_ahead} of {backlog.queued}" if job.queued_ahead else "queued"
 
 
-def loading(replicas: Iterable[Replica]) -> str:
-    """The replica that is furthest: it will answer first."""
-    shares = [r["loaded_bytes"] / r["total_bytes"] for r in replicas if r["state"] == "loading" and r["total_bytes"]]
-    return f"loading weights {int(100 * max(shares))} %" if shares else "loading weights"
+def loading(replicas: Sequence[Replica]) -> str:
+    known = any(replica["state"] == "loading" and replica["total_bytes"] for replica in replicas)
+    return f"loading weights {int(100 * loaded_share(replicas))} %" if known else "loading weights"
+
+
+def loaded_share(replicas: Iterable[Replica]) -> float:
+    """Of the weights, 0 to 1, by the replica that is furthest: it will answer first."""
+    loading = [replica for replica in replicas if replica["state"] == "loading" and replica["total_bytes"]]
+    return max((replica["loaded_bytes"] / replica["total_bytes"] for replica in loading), default=0.0)
 
 
 def failure(replicas: Iterable[Replica], failing: Mapping[str, Any] | None) -> str:

@@ -2,9 +2,10 @@
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from redis.asyncio import Redis
 
@@ -22,6 +23,7 @@ for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, ARGV[2]) end
 RELEASE = """
 for _, place in ipairs({ KEYS[1], KEYS[2] }) do redis.call('ZREM', place, ARGV[1]) end
 redis.call('HDEL', KEYS[3], ARGV[1])
+redis.call('SREM', KEYS[4], ARGV[1])
 """
 
 UNQUEUED_MS = 60_000
@@ -39,11 +41,30 @@ def spent(tenant: str, month: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """`limit` names the field of TenantLimits that is used up."""
+    """`limit` names the field of TenantLimits that is used up; `left` is, of a budget, what it has too little of."""
 
     limit: str
     most: float
     retry_after_s: float
+    left: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A limit per minute as it stands now: `remaining` of `limit` may come at once, all of it after `reset_s`."""
+
+    kind: Literal["requests", "tokens"]
+    limit: float
+    remaining: int
+    reset_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`refused`: None, or what is used up. `rates` are the tenant's, where it has such limits."""
+
+    refused: Refused | None
+    rates: tuple[Rate, ...]
 
 
 class Admission:
@@ -53,17 +74,17 @@ class Admission:
         self._keep: Any = client.register_script(KEEP)
         self._release: Any = client.register_script(RELEASE)
 
-    async def reserve(self, tenant: Tenant, job_id: str, tokens: float, cost_micro_usd: int) -> Refused | None:
-        """Asked again for the same job, it takes nothing more. A reservation that is not kept ends after a minute."""
+    async def reserve(
+        self, tenant: Tenant, job_id: str, tokens: float, cost_micro_usd: int, *, early: bool = False
+    ) -> Verdict:
+        """Asked again for the same job, it takes nothing more; asked `early`, with no tokens yet and the least cost, it
+        takes those the next time. A reservation that is not kept ends after a minute."""
         limits, now = tenant.limits, time.time()
         budget = math.ceil(limits.budget_usd * 1e6)
         most = [limits.requests_per_minute, limits.tokens_per_minute, limits.concurrency, budget]
-        arguments = [job_id, tokens, cost_micro_usd, UNQUEUED_MS, *most, round(seconds_left(now) * 1000)]
+        arguments = [job_id, tokens, cost_micro_usd, UNQUEUED_MS, *most, round(seconds_left(now) * 1000), int(early)]
         reply = await self._admit(keys=[meta(tenant.name), spent(tenant.name, month_of(now))], args=arguments)
-        if not reply:
-            return None
-        scale = 1e6 if reply[0] == b"budget_usd" else 1.0
-        return Refused(reply[0].decode(), float(reply[1]) / scale, float(reply[2]) / 1000)
+        return verdict_of(reply)
 
     async def keep(self, tenant: str, job_id: str) -> None:
         """The job was queued: its reservation lasts until it is settled."""
@@ -75,9 +96,22 @@ class Admission:
 
     async def release(self, tenant: str, job_id: str) -> None:
         """The job is not there after all."""
-        await self._release(keys=places(tenant), args=[job_id])
+        await self._release(keys=[*places(tenant), f"{meta(tenant)}:early"], args=[job_id])
 
 
 def places(tenant: str) -> list[str]:
     """Jobs that count as running, jobs with a reserved cost (both with the end of their reservation), and that cost."""
     return [f"{meta(tenant)}:{what}" for what in ("live", "held", "reserved")]
+
+
+def verdict_of(reply: Sequence[Any]) -> Verdict:
+    limit, numbers = reply[0].decode(), [float(value) for value in reply[1:]]
+    scale = 1e6 if limit == "budget_usd" else 1.0
+    refused = Refused(limit, numbers[0] / scale, numbers[1] / 1000, numbers[8] / scale) if limit else None
+    rates = [rate_of("requests", numbers[2:5]), rate_of("tokens", numbers[5:8])]
+    return Verdict(refused, tuple(rate for rate in rates if rate.limit))
+
+
+def rate_of(kind: Literal["requests", "tokens"], numbers: Sequence[float]) -> Rate:
+    most, left, full_in_ms = numbers
+    return Rate(kind, most, int(left), full_in_ms / 1000)

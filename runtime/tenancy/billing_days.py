@@ -13,6 +13,10 @@ def day_of(seconds: float) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(seconds))
 
 
+def month_of_day(day: str) -> str:
+    return day[:7]
+
+
 def seconds_left(seconds: float) -> float:
     """Until the month that holds `seconds` (Unix) is over."""
     now = time.gmtime(seconds)

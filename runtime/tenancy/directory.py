@@ -13,6 +13,7 @@ from stoker.runtime.tenancy.tenant import Tenant
 
 TENANTS = "stoker:{tenants}:records"
 KEYS = "stoker:{tenants}:keys"
+PASS_PREFIX = "stoker:{tenants}:pass:"
 PRICES = "stoker:{tenants}:prices"
 TYPICAL = "stoker:{tenants}:typical"
 PERMANENT = frozenset({TENANTS, KEYS, PRICES, TYPICAL})
@@ -46,14 +47,25 @@ class Directory:
         rows = await self._redis.hgetall(TENANTS)
         return sorted((Tenant.from_dict(unpack(data)) for data in rows.values()), key=lambda tenant: tenant.name)
 
+    async def revoke_all(self, name: str) -> None:
+        if ids := [record.id for record in await self.keys_of(name)]:
+            await self._redis.hdel(KEYS, *ids)
+
     async def remove(self, name: str) -> bool:
         """The tenant and all of its keys, in one step."""
         ids = [record.id for record in await self.keys_of(name)]
         return bool(await self._redis.eval(REMOVE, 2, TENANTS, KEYS, name, *ids))
 
     async def key(self, key_id: str) -> KeyRecord | None:
-        data = await self._redis.hget(KEYS, key_id)
+        data = await self._redis.hget(KEYS, key_id) or await self._redis.get(PASS_PREFIX + key_id)
         return KeyRecord.from_dict(unpack(data)) if data else None
+
+    async def put_pass(self, record: KeyRecord, lasts_s: float) -> None:
+        """A key that no list shows and that nobody has to revoke."""
+        await self._redis.set(PASS_PREFIX + record.id, pack(record.to_dict()), px=round(lasts_s * 1000))
+
+    async def end_pass(self, key_id: str) -> None:
+        await self._redis.delete(PASS_PREFIX + key_id)
 
     async def keys_of(self, tenant: str) -> list[KeyRecord]:
         """Living ones, the oldest first; what has expired is forgotten here."""

@@ -8,11 +8,11 @@ stretch of records always have the same name. So it doesn't matter how many ledg
 import asyncio
 import json
 import logging
-from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -21,26 +21,33 @@ from stoker.coldstart.failures import ColdStartError
 from stoker.coldstart.store import ObjectStore
 from stoker.queue import keys
 from stoker.queue.records import pack, unpack
+from stoker.runtime.spec import adapted_name
 from stoker.runtime.tenancy.admission import places, spent
-from stoker.runtime.tenancy.billing_days import day_of, month_of
+from stoker.runtime.tenancy.billing_days import day_of, month_of_day
 from stoker.runtime.tenancy.directory import Directory
-from stoker.runtime.tenancy.price import Price, Quantities, amount
-from stoker.runtime.tenancy.price_history import PriceHistory
+from stoker.runtime.tenancy.price import FREE, Price, Quantities, amount
+from stoker.runtime.tenancy.price_history import PriceHistory, place
 
 BOOK = Path(__file__).with_name("book.lua").read_text()
 BOOKS_TTL_MS = 400 * 86_400_000
-BATCH = 1000
+BATCH = 2000
 ENTERED, EXPORTED, PRICED = (f"stoker:{{ledger}}:{what}" for what in ("entered", "exported", "priced"))
 PERMANENT = frozenset({ENTERED, EXPORTED, PRICED})
-METRICS = ("jobs", "failed", "run_us", "cold_us", "prompt_tokens", "cached_tokens", "completion_tokens", "micro_usd")
+TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens")
+DEVICE = ("prefill_us", "decode_us", "swap_us")
+METRICS = ("jobs", "failed", "run_us", "cold_us", *DEVICE, *TOKENS, "micro_usd")
 COLLECT_S, EXPORT_S = 0.5, 60.0
+DAY_MS = 86_400_000
+
+Row = tuple[str, dict[bytes, bytes]]
 
 log = logging.getLogger("stoker.ledger")
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One job's usage with its price, frozen when it was entered. `id` orders a function's entries."""
+class Entry(NamedTuple):
+    """One job's usage with its price, frozen when it was entered. `id` orders a function's entries. Of a model's jobs
+    `run_us` is what the device computed for them: `prefill_us` and `decode_us`. `swap_us` is the time in which
+    it did nothing but bring the model's weights for them. `adapter` is the model's that answered, if it had one."""
 
     id: str
     job: str
@@ -50,43 +57,63 @@ class Entry:
     attempt: int
     run_us: int
     cold_us: int
+    prefill_us: int
+    decode_us: int
+    swap_us: int
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
     micro_usd: int
     jobs: int = 1
+    adapter: str = ""
 
     @property
-    def seconds(self) -> float:
-        return int(self.id.partition("-")[0]) / 1000
+    def day(self) -> str:
+        return day_of(place(self.id)[0] / 1000)
 
-    def numbers(self) -> list[int]:
-        own = asdict(self) | {"failed": self.jobs if self.state != "succeeded" else 0}
-        return [own[name] for name in METRICS]
+    @property
+    def failed(self) -> int:
+        return self.jobs if self.state != "succeeded" else 0
 
 
 def entry_of(function: str, id: str, fields: dict[bytes, bytes], price: Price) -> Entry:
     """What failed is on record and costs nothing; what was stopped costs what it used until then, which comes in a
     record of its own that doesn't count as a job."""
-    text = {name.decode(): value for name, value in fields.items()}
-    usage: dict[str, Any] = unpack(text["usage"]) if text["usage"] else {}
-    state = text["state"].decode()
-    tokens = {name: int(usage.get(name) or 0) for name in ("prompt_tokens", "cached_tokens", "completion_tokens")}
-    late, run_us = "late" in text, round((usage.get("busy_ms") or 0) * 1000)
-    used = Quantities(1, run_us, **tokens)
+    usage: dict[str, Any] = unpack(fields[b"usage"]) if fields[b"usage"] else {}
+    state, late = fields[b"state"].decode(), b"late" in fields
+    run_us = round((usage.get("busy_ms") or 0) * 1000)
+    tokens = [int(usage.get(name) or 0) for name in TOKENS]
+    charged = price != FREE and (late or state == "succeeded")
     return Entry(
-        id=id,
-        job=text["job"].decode(),
-        tenant=text["tenant"].decode(),
-        function=function,
-        state=state,
-        attempt=int(text["attempt"]),
-        run_us=run_us,
-        cold_us=round((usage.get("start_ms") or 0) * 1000),
-        **tokens,
-        micro_usd=amount(price, used) if late or state == "succeeded" else 0,
+        id,
+        fields[b"job"].decode(),
+        fields[b"tenant"].decode(),
+        function,
+        state,
+        int(fields[b"attempt"]),
+        run_us,
+        round((usage.get("start_ms") or 0) * 1000),
+        *[int(usage.get(name) or 0) for name in DEVICE],
+        *tokens,
+        micro_usd=amount(price, Quantities(1, run_us, *tokens)) if charged else 0,
         jobs=0 if late else 1,
+        adapter=usage.get("adapter") or "",
     )
+
+
+def by_book(entries: Iterable[Entry]) -> dict[tuple[str, str, str], list[Entry]]:
+    """(tenant, day, adapter) -> its entries, those of each tenant in order."""
+    books: dict[tuple[str, str, str], list[Entry]] = {}
+    for day_number, of_day in groupby(entries, lambda entry: place(entry.id)[0] // DAY_MS):
+        day = day_of(day_number * DAY_MS / 1000)
+        for entry in of_day:
+            books.setdefault((entry.tenant, day, entry.adapter), []).append(entry)
+    return books
+
+
+def sums(entries: Sequence[Entry]) -> list[int]:
+    """One for each of METRICS."""
+    return [sum(map(attrgetter(name), entries)) for name in METRICS]
 
 
 class Ledger:
@@ -119,16 +146,23 @@ class Ledger:
         total = 0
         for function, after in (await self._cursors(ENTERED)).items():
             while rows := await self._rows(function, after):
-                price = await self._directory.price(function)
-                entries = [entry_of(function, id, fields, price) for id, fields in rows]
-                await self._note(function, entries[0].id, price)
-                await self._enter(function, entries)
-                if costs := [entry.micro_usd for entry in entries if entry.state == "succeeded"]:
-                    await self._directory.note_costs(function, costs)
-                after = entries[-1].id
-                await self._redis.hset(ENTERED, function, after)
-                total += len(entries)
+                after = await self._enter(function, rows)
+                total += len(rows)
+                if len(rows) < BATCH:
+                    break
         return total
+
+    async def _enter(self, function: str, rows: list[Row]) -> str:
+        """The id of the last one."""
+        price = await self._directory.price(function)
+        entries = [entry_of(function, id, fields, price) for id, fields in rows]
+        await self._note(function, entries[0].id, price)
+        for (tenant, day, adapter), own in by_book(entries).items():
+            await self._enter_in(tenant, day, adapted_name(function, adapter), own)
+        if costs := [entry.micro_usd for entry in entries if entry.state == "succeeded"]:
+            await self._directory.note_costs(function, costs)
+        await self._redis.hset(ENTERED, function, entries[-1].id)
+        return entries[-1].id
 
     async def export(self) -> int:
         """Writes what was entered since as JSON lines; returns how many."""
@@ -152,7 +186,7 @@ class Ledger:
         living = [name.decode() for name in await self._redis.smembers(keys.FUNCTIONS)]
         return {name: known.get(name, "0-0") for name in sorted({*known, *living})}
 
-    async def _rows(self, function: str, after: str, until: str = "+") -> list[tuple[str, dict[bytes, bytes]]]:
+    async def _rows(self, function: str, after: str, until: str = "+") -> list[Row]:
         rows = await self._redis.xrange(keys.key(function, "use"), f"({after}", until, count=BATCH)
         return [(id.decode(), fields) for id, fields in rows]
 
@@ -169,19 +203,18 @@ class Ledger:
     async def _keep(self, function: str, history: PriceHistory) -> None:
         await self._redis.hset(PRICED, function, pack(history.to_list()))
 
-    async def _enter(self, function: str, entries: list[Entry]) -> None:
-        by_tenant: defaultdict[str, list[Entry]] = defaultdict(list)
-        for entry in entries:
-            by_tenant[entry.tenant].append(entry)
-        for tenant, own in by_tenant.items():
-            arguments: list[Any] = [function, BOOKS_TTL_MS, len(METRICS), *METRICS]
-            for entry in own:
-                month = spent(tenant, month_of(entry.seconds))
-                arguments += [entry.id, entry.job, day_key(tenant, day_of(entry.seconds)), month, *entry.numbers()]
-            await self._book(keys=[cursors_key(tenant), *places(tenant)], args=arguments)
+    async def _enter_in(self, tenant: str, day: str, model: str, entries: list[Entry]) -> None:
+        """A function with an adapter has books of its own. Where another ledger has entered some of them meanwhile, the
+        sums are made anew, of the rest."""
+        book = [cursors_key(tenant), *places(tenant), day_key(tenant, day), spent(tenant, month_of_day(day))]
+        while entries:
+            between = [entries[0].id, entries[-1].id]
+            arguments = [model, BOOKS_TTL_MS, *between, len(METRICS), *METRICS, *sums(entries)]
+            last = await self._book(keys=book, args=[*arguments, *(entry.job for entry in entries)])
+            entries = behind(entries, last.decode())
 
     async def daily(self, tenant: str, days: Iterable[str]) -> dict[tuple[str, str], dict[str, int]]:
-        """(day, function) -> metrics, from the tenant's books."""
+        """(day, function or function:adapter) -> metrics, from the tenant's books."""
         found: dict[tuple[str, str], dict[str, int]] = {}
         for day in days:
             rows = await self._redis.hgetall(day_key(tenant, day))
@@ -189,6 +222,10 @@ class Ledger:
                 function, _, metric = field.decode().rpartition("|")
                 found.setdefault((day, function), dict.fromkeys(METRICS, 0))[metric] = int(value)
         return found
+
+
+def behind(entries: list[Entry], id: str) -> list[Entry]:
+    return [] if entries[-1].id == id else [entry for entry in entries if place(entry.id) > place(id)]
 
 
 def day_key(tenant: str, day: str) -> str:
@@ -200,8 +237,8 @@ def cursors_key(tenant: str) -> str:
 
 
 def object_key(first: Entry) -> str:
-    return f"usage/{day_of(first.seconds)}/{first.function}/{first.id}.jsonl"
+    return f"usage/{first.day}/{first.function}/{first.id}.jsonl"
 
 
 def lines(entries: Iterable[Entry]) -> bytes:
-    return b"".join(json.dumps(asdict(entry), separators=(",", ":")).encode() + b"\n" for entry in entries)
+    return b"".join(json.dumps(entry._asdict(), separators=(",", ":")).encode() + b"\n" for entry in entries)

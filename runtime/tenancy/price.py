@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 MOST_USD = 1e6
 
@@ -39,8 +39,10 @@ class Price:
         return cls(**data)
 
 
-@dataclass(frozen=True, slots=True)
-class Quantities:
+FREE = Price()
+
+
+class Quantities(NamedTuple):
     """What one job used, or may use at most."""
 
     requests: int = 1

@@ -18,6 +18,7 @@ from stoker.queue.broker import Broker
 from stoker.queue.client import connect
 from stoker.queue.cluster import Cluster
 from stoker.queue.embedded import EmbeddedValkey
+from stoker.runtime.gateway.context import Gateway
 from stoker.runtime.gateway.server import server
 from stoker.runtime.gateway.settings import GatewaySettings
 from stoker.runtime.spec import FunctionSpec
@@ -66,6 +67,10 @@ class RunningGateway:
             time.sleep(0.01)
         port = self._server.servers[0].sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
+
+    @property
+    def inside(self) -> Gateway:
+        return self._server.config.loaded_app.state.gateway
 
     def stop(self) -> None:
         self._server.should_exit = True

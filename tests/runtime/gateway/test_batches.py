@@ -1,13 +1,11 @@
 """Batches with the official client; the language model behind them is a peer that answers from the real queue."""
 
 import asyncio
-import contextlib
 import json
-import subprocess
-import sys
 import time
+import tracemalloc
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +14,16 @@ import openai
 import pytest
 from redis.asyncio import Redis
 
+from stoker.coldstart.store import ObjectStore
 from stoker.queue.broker import Broker
-from stoker.runtime.batches.batch_shelf import BatchShelf
+from stoker.queue.records import NewJob, new_job_id
+from stoker.runtime.batches.batch import new_batch
+from stoker.runtime.batches.batch_lines import LineResult
+from stoker.runtime.batches.batch_shelf import BatchShelf, lease_key
+from stoker.runtime.batches.file_shelf import result_key
 from stoker.runtime.gateway import batch_runner
 from stoker.runtime.gateway.batch_kinds import KINDS
-from stoker.runtime.gateway.settings import GatewaySettings
+from stoker.runtime.gateway.batch_line import line_key
 
 from .conftest import BODY_LIMIT, Login, RunningGateway
 from .peers import Task, error_of, make_key, worker
@@ -50,10 +53,18 @@ async def start(client: openai.AsyncOpenAI, lines: list[str], **fields: Any) -> 
     return await client.batches.create(input_file_id=made.id, endpoint=URL, completion_window="24h", **fields)
 
 
-async def until_over(client: openai.AsyncOpenAI, batch_id: str, within_s: float = 60) -> Any:
+def counts_of(batch: Any) -> tuple[int, int]:
+    """Of lines that completed, and of those that failed."""
+    return (batch.request_counts.completed, batch.request_counts.failed) if batch.request_counts else (0, 0)
+
+
+async def until_over(
+    client: openai.AsyncOpenAI, batch_id: str, within_s: float = 60, look: Callable[[Any], None] = lambda batch: None
+) -> Any:
     deadline = time.monotonic() + within_s
     while True:
         batch = await client.batches.retrieve(batch_id)
+        look(batch)
         if batch.status in ("completed", "failed", "cancelled", "expired"):
             return batch
         assert time.monotonic() < deadline, batch
@@ -115,7 +126,7 @@ async def test_a_line_that_breaks_something_ends_in_the_error_file(
 
 
 async def test_the_batch_of_a_deleted_tenant_ends(
-    login: Login, root: httpx.AsyncClient, chat_model: str, broker: Broker, redis: Redis
+    login: Login, root: httpx.AsyncClient, chat_model: str, broker: Broker, redis: Redis, store: ObjectStore
 ) -> None:
     ann = login((await make_key(root, "ann", "invoke"))["key"])
     text = "\n".join(line(chat_model, number) for number in range(3)).encode()
@@ -124,12 +135,12 @@ async def test_the_batch_of_a_deleted_tenant_ends(
     while (await broker.backlogs([chat_model]))[chat_model].queued < 3:
         await asyncio.sleep(0.02)
     await root.delete("/v1/tenants/ann")
-    deadline = time.monotonic() + 5
-    while not (found := await BatchShelf(redis).get("ann", batch_id)) or not found.over:
-        assert time.monotonic() < deadline, found
+    deadline, shelf = time.monotonic() + 5, BatchShelf(redis)
+    while (await broker.backlogs([chat_model]))[chat_model].queued or await redis.exists(lease_key(batch_id)):
+        assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
-    assert (found.status, found.stopped, found.failed) == ("completed", "batch_cancelled", 0)
-    assert (await broker.backlogs([chat_model]))[chat_model].queued == 0
+    assert await shelf.get("ann", batch_id) is None and ("ann", batch_id) not in await shelf.active()
+    assert list(store.list("batches/ann/")) == list(store.list("files/ann/")) == []
 
 
 async def test_a_tenant_with_many_batches_leaves_room_for_others(
@@ -169,10 +180,57 @@ async def test_a_tenant_may_have_any_name(login: Login, root: httpx.AsyncClient,
         await asyncio.sleep(0.02)
 
 
-async def test_an_empty_file_fails_the_batch(client: openai.AsyncOpenAI) -> None:
-    batch = await until_over(client, (await start(client, ["", ""])).id)
+@pytest.mark.parametrize("lines", [["", ""], ["\ufeff"], ["\ufeff ", ""]])
+async def test_an_empty_file_fails_the_batch(client: openai.AsyncOpenAI, lines: list[str]) -> None:
+    batch = await until_over(client, (await start(client, lines)).id)
     assert batch.status == "failed" and batch.errors.data[0].code == "invalid_line_count"
     assert batch.output_file_id is None and batch.failed_at
+
+
+async def test_the_input_of_a_batch_that_is_not_over_is_kept(client: openai.AsyncOpenAI, chat_model: str) -> None:
+    batch = await start(client, [line(chat_model, 1)])
+    with pytest.raises(openai.ConflictError, match=batch.id):
+        await client.files.delete(batch.input_file_id)
+    await client.batches.cancel(batch.id)
+    await until_over(client, batch.id)
+    assert (await client.files.delete(batch.input_file_id)).deleted
+
+
+@pytest.mark.parametrize(("status", "end"), [("in_progress", "failed"), ("cancelling", "cancelled")])
+async def test_what_is_stored_outlives_the_input(
+    client: openai.AsyncOpenAI, chat_model: str, broker: Broker, store: ObjectStore, redis: Redis, status: Any, end: str
+) -> None:
+    """A batch as a gateway leaves it that dies in the second stretch, whose input is gone when another takes over:
+    results that were stored are in the files, and the lines that wait in the queue are not run for nobody."""
+    begun = replace(new_batch("default", URL, "file-gone", {}), status=status, total=700, in_progress_at=1)
+    batch = replace(begun, segments_done=1, completed=499, failed=1)
+    for good, text in ((True, b'{"custom_id": "good"}\n'), (False, b'{"custom_id": "bad"}\n')):
+        store.write(result_key("default", batch.id, 0, good), text)
+    for number in (500, 699):
+        job = NewJob(id=new_job_id(chat_model), function=chat_model, tenant="default", payload=b"")
+        await broker.enqueue(replace(job, idempotency_key=line_key(batch, number)))
+    await broker.claim(chat_model, "worker", 1)
+    await BatchShelf(redis).add(batch)
+    over = await until_over(client, batch.id)
+    assert (over.status, over.errors.data[0].code) == (end, "input_file_not_found")
+    counts = over.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (700, 499, 1)
+    assert [row["custom_id"] for row in await rows(client, over.output_file_id)] == ["good"]
+    assert [row["custom_id"] for row in await rows(client, over.error_file_id)] == ["bad"]
+    backlog = (await broker.backlogs([chat_model]))[chat_model]
+    assert backlog.queued == backlog.running == 0
+
+
+async def test_a_batch_that_only_lacks_its_files_needs_no_input(
+    client: openai.AsyncOpenAI, store: ObjectStore, redis: Redis
+) -> None:
+    begun = replace(new_batch("default", URL, "file-gone", {}), status="finalizing", total=1, finalizing_at=1)
+    batch = replace(begun, segments_done=1, completed=1)
+    for good, text in ((True, b'{"custom_id": "good"}\n'), (False, b"")):
+        store.write(result_key("default", batch.id, 0, good), text)
+    await BatchShelf(redis).add(batch)
+    over = await until_over(client, batch.id)
+    assert (over.status, over.errors, len(await rows(client, over.output_file_id))) == ("completed", None, 1)
 
 
 async def test_a_cancelled_batch_keeps_what_was_done(
@@ -229,6 +287,8 @@ async def test_batches_are_listed_and_belong_to_their_tenant(login: Login, root:
     ids = [(await ann.post("/v1/batches", json=body)).json()["id"] for _ in range(3)]
     page = (await ann.get("/v1/batches", params={"limit": 2})).json()
     assert ([row["id"] for row in page["data"]], page["has_more"]) == (ids[:0:-1], True)
+    behind = (await ann.get("/v1/batches", params={"after": ids[1] + "0"})).json()
+    assert [row["id"] for row in behind["data"]] == ids[1::-1]
     assert (await bob.get("/v1/batches")).json()["data"] == []
     for method, path in (("GET", ""), ("POST", "/cancel")):
         response = await bob.request(method, f"/v1/batches/{ids[0]}{path}")
@@ -254,41 +314,33 @@ async def test_bad_batches(http: httpx.AsyncClient, body: dict[str, Any], param:
     assert response.status_code in (400, 404) and error_of(response)["param"] == param
 
 
-@contextlib.contextmanager
-def gateway_process(settings: GatewaySettings, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "stoker.runtime.cli", "gateway", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--redis", settings.redis_url, "--store", settings.store_url]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait(10)
+@pytest.mark.parametrize(("count", "length"), [(50_000, 300), (300, 1 << 20)], ids=["many lines", "long lines"])
+async def test_what_is_in_memory_does_not_grow_with_the_batch(count: int, length: int) -> None:
+    """Lines are read as they are begun, and their results wait for no more than the first of those."""
+    begun, most = 0, 0
+
+    class Runner:
+        async def result(self, number: int, text: bytes) -> LineResult:
+            nonlocal begun
+            begun += 1
+            if number % 100 == 0:
+                await asyncio.sleep(0.001)
+            return LineResult(True, False, text)
+
+    lines = ((number, b"x" * length) for number in range(count))
+    seen = 0
+    tracemalloc.start()
+    async for result in batch_runner.in_order(Runner(), lines):  # type: ignore[arg-type]
+        assert len(result.text) == length
+        seen += 1
+        most = max(most, begun - seen)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert seen == count and most <= batch_runner.BEGUN
+    assert peak < batch_runner.BEGUN_BYTES + (16 << 20)
 
 
-async def test_a_gateway_that_takes_over_a_batch_runs_no_line_twice(
-    settings: GatewaySettings, chat_model: str, broker: Broker, unused_tcp_port: int
-) -> None:
-    """The first gateway is killed in the middle; every answer is there once, and each prompt was run once."""
-    runs: Counter[tuple[int, ...]] = Counter()
-
-    async def slowly(task: Task) -> None:
-        runs[tuple(task.payload["prompt_ids"])] += 1
-        await asyncio.sleep(0.02)
-        await count_prompt(task)
-
-    url, lines = f"http://127.0.0.1:{unused_tcp_port}/v1", [line(chat_model, number) for number in range(300)]
-    lines[150] = "{"
-    client = openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=30, timeout=20)
-    async with client, worker(broker, chat_model, slowly):
-        with gateway_process(settings, unused_tcp_port):
-            batch = await start(client, lines)
-            while sum(runs.values()) < 100:
-                await asyncio.sleep(0.01)
-        with gateway_process(settings, unused_tcp_port):
-            batch = await until_over(client, batch.id)
-            good, bad = await rows(client, batch.output_file_id), await rows(client, batch.error_file_id)
-    assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 299, 1)
-    assert [row["custom_id"] for row in good] == [f"line-{number}" for number in range(300) if number != 150]
-    assert len(bad) == 1
-    assert len(runs) == 299 and set(runs.values()) == {1}
+async def test_more_lines_than_a_stretch(client: openai.AsyncOpenAI, chat_model: str, broker: Broker) -> None:
+    async with worker(broker, chat_model, count_prompt):
+        batch = await until_over(client, (await start(client, [line(chat_model, n) for n in range(600)])).id, 30)
+    assert [row["custom_id"] for row in await rows(client, batch.output_file_id)] == [f"line-{n}" for n in range(600)]

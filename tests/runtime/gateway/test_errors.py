@@ -30,6 +30,11 @@ def test_failed_jobs(state: JobState, error: dict[str, str] | None, status: int,
     assert set(answer.body()["error"]) == {"message", "type", "param", "code"}
 
 
+def test_a_job_that_a_deployment_overtook_is_to_be_sent_again() -> None:
+    answer = job_failed(JobState.FAILED, {"type": "invalid_request_error", "message": "m", "code": "version_changed"})
+    assert (answer.status, answer.headers) == (503, {"retry-after": "1"})
+
+
 @pytest.mark.parametrize(("seconds", "header"), [(0.0, "1"), (0.2, "1"), (1.2, "2"), (60, "60")])
 def test_a_full_queue_says_when_to_come_back(seconds: float, header: str) -> None:
     full = queue_full("full", seconds)

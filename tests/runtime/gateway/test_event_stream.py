@@ -2,25 +2,30 @@
 
 import asyncio
 import random
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 import msgpack
 import pytest
+from starlette.responses import Response
 from starlette.types import Message
 
 from stoker.queue.events import EventBus
 from stoker.queue.records import new_job_id, pack
 from stoker.runtime.gateway.context import Gateway
-from stoker.runtime.gateway.event_stream import EventStream
+from stoker.runtime.gateway.endpoint import WIRE
+from stoker.runtime.gateway.event_stream import EventStream, Outlet
 from stoker.runtime.gateway.following import Following
 from stoker.runtime.gateway.job_events import event_frame, event_frames
+from stoker.runtime.gateway.letting_go import Followings
+from stoker.runtime.gateway.media import shown
 
 NONE = cast(Any, None)
 
 
 class Client:
-    """What the server sends to a client; while `slow`, a piece waits, as uvicorn's does."""
+    """What the server sends to a client, and its wire; while `slow`, a piece waits, as uvicorn's does."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
@@ -32,6 +37,14 @@ class Client:
             self._fast.clear()
         else:
             self._fast.set()
+
+    @property
+    def free(self) -> bool:
+        return self._fast.is_set()
+
+    def write(self, piece: bytes) -> None:
+        assert self.free
+        self.pieces.append(piece)
 
     async def send(self, message: Message) -> None:
         if not self._fast.is_set():
@@ -67,10 +80,11 @@ async def answering(job: Job, client: Client) -> asyncio.Task[None]:
         return True
 
     settings = SimpleNamespace(keepalive_s=60, gateway_id="g")
-    gateway = cast(Gateway, SimpleNamespace(settings=settings, bus=job.bus, broker=SimpleNamespace(listen=listen)))
+    parts = {"settings": settings, "bus": job.bus, "broker": SimpleNamespace(listen=listen)}
+    gateway = cast(Gateway, SimpleNamespace(**parts, followings=Followings()))
     following = Following(gateway, job.id)
-    response = EventStream(gateway, following, event_frames(following), event_frame)
-    task = asyncio.ensure_future(response({"type": "http"}, NONE, client.send))
+    response = EventStream(gateway, following, event_frames(following, shown), partial(event_frame, show=shown))
+    task = asyncio.ensure_future(response({"type": "http", WIRE: client}, NONE, client.send))
     while not job.bus._watched:
         await asyncio.sleep(0)
     return task
@@ -145,3 +159,21 @@ async def test_a_client_that_goes_away_leaves_nothing_behind() -> None:
     await asyncio.gather(answer, return_exceptions=True)
     assert not job.bus._watched
     assert {task for task in asyncio.all_tasks() if task is not asyncio.current_task()} == set()
+
+
+async def test_nothing_overtakes_a_piece_that_waits_for_its_turn() -> None:
+    """A comment waits for a client that has stopped to read, an event behind it, and then the client reads on."""
+    client = Client()
+    outlet = Outlet(client.send, Response(), client)
+    await outlet.send(b"first")
+    client.slow(True)
+    waiting = [asyncio.ensure_future(outlet.send(b": comment")), asyncio.ensure_future(outlet.send(b"second"))]
+    await asyncio.sleep(0)
+    client.slow(False)
+    for _ in range(10):
+        if outlet.free:
+            outlet.push(b"third")
+            break
+        await asyncio.sleep(0)
+    await asyncio.gather(*waiting)
+    assert client.pieces == [b"first", b": comment", b"second", b"third"]

@@ -41,6 +41,35 @@ async def test_files_are_listed_page_by_page(client: openai.AsyncOpenAI) -> None
         await client.files.delete(name)
 
 
+async def test_a_page_is_full_whatever_is_between_its_files(client: openai.AsyncOpenAI) -> None:
+    wanted, others = [
+        [(await client.files.create(file=("f", b"x"), purpose=purpose)).id for _ in range(3)]
+        for purpose in ("fine-tune", "vision")
+    ]
+    page = await client.files.list(limit=2, purpose="fine-tune")
+    assert ([file.id for file in page.data], page.has_more) == (wanted[:0:-1], True)
+    rest = await page.get_next_page()
+    assert ([file.id for file in rest.data], rest.has_more) == (wanted[:1], False)
+    for name in [*wanted, *others]:
+        await client.files.delete(name)
+
+
+async def test_pages_go_on_behind_a_file_that_is_gone(client: openai.AsyncOpenAI) -> None:
+    made = [(await client.files.create(file=("f", b"x"), purpose="assistants")).id for _ in range(4)]
+    await client.files.delete(made[2])
+    for order, rest in (("desc", made[1::-1]), ("asc", made[3:])):
+        page = await client.files.list(after=made[2], order=order, purpose="assistants")  # type: ignore[arg-type]
+        assert [file.id for file in page.data] == rest
+    for name in made[:2] + made[3:]:
+        await client.files.delete(name)
+
+
+@pytest.mark.parametrize("path", ["files", "batches"])
+async def test_what_is_no_id_has_no_page_behind_it(http: httpx.AsyncClient, path: str) -> None:
+    response = await http.get(f"/v1/{path}", params={"after": "../x"})
+    assert (response.status_code, error_of(response)["param"]) == (400, "after")
+
+
 @pytest.mark.parametrize(
     ("data", "files", "param"),
     [

@@ -69,7 +69,7 @@ async def test_numbers_that_json_cannot_hold_become_null(
 
     name = await deploy()
     async with worker(broker, name, not_a_number):
-        assert (await http.post(f"/v1/functions/{name}")).json() == [None, "AA=="]
+        assert (await http.post(f"/v1/functions/{name}")).json() == [None, {"$bytes": "AA=="}]
 
 
 async def test_a_failing_function_is_a_500_that_clients_do_not_repeat(

@@ -8,6 +8,7 @@ from redis.asyncio import Redis
 from stoker.queue.broker import Broker
 from stoker.queue.cluster import Cluster
 from stoker.queue.records import JobState, NewJob, new_job_id, pack
+from stoker.runtime.spec import Limits
 
 from .conftest import RunningGateway
 from .peers import Deploy, Task, double, error_of, server_events, until_state, worker
@@ -79,7 +80,7 @@ async def test_a_failed_job_keeps_its_error_and_traceback(
     async with worker(broker, name, lambda task: task.fail(error)):
         await until_state(broker, job_id, JobState.FAILED)
     shown = (await http.get(f"/v1/jobs/{job_id}")).json()["error"]
-    assert shown == {**error, "param": None}
+    assert shown == {**error, "param": None, "status": 500}
 
 
 @pytest.mark.parametrize("path", ["nothing", "a-b", "x-01ARZ3NDEKTSV4RRFFQ69G5FAV", "a%2Fb", "-"])
@@ -90,19 +91,42 @@ async def test_unknown_jobs_are_404(http: httpx.AsyncClient, path: str) -> None:
         error_of(response)
 
 
-async def test_an_old_id_of_a_known_function_is_410(http: httpx.AsyncClient, deploy: Deploy) -> None:
+async def test_a_job_that_is_no_longer_kept_is_410(
+    http: httpx.AsyncClient, broker: Broker, cluster: Cluster, deploy: Deploy
+) -> None:
+    name = await deploy(limits=Limits(retention_s=0.05))
+    job_id = await queue_job(http, name)
+    async with worker(broker, name, double):
+        await until_gone(broker, job_id)
+    for method, suffix in (("GET", ""), ("DELETE", ""), ("GET", "/events"), ("POST", "/replay")):
+        response = await http.request(method, f"/v1/jobs/{job_id}{suffix}")
+        assert (response.status_code, error_of(response)["code"]) == (410, "result_expired")
+    await cluster.delete_function(name)
+    assert (await http.get(f"/v1/jobs/{job_id}")).status_code == 410
+
+
+async def until_gone(broker: Broker, job_id: str) -> None:
+    async with asyncio.timeout(5):
+        while await broker.job(job_id):
+            await asyncio.sleep(0.01)
+
+
+async def test_an_id_that_nobody_was_given_is_404(http: httpx.AsyncClient, deploy: Deploy) -> None:
     name = await deploy()
-    old, new = f"{name}-{'0' * 10}{'1' * 16}", new_job_id(name)
-    assert (await http.get(f"/v1/jobs/{old}")).status_code == 410
-    assert error_of(await http.get(f"/v1/jobs/{old}"))["code"] == "job_expired"
-    assert (await http.get(f"/v1/jobs/{new}")).status_code == 404
+    for made_up in (new_job_id(name), f"{name}-{'0' * 10}{'1' * 16}"):
+        assert (await http.get(f"/v1/jobs/{made_up}")).status_code == 404
 
 
-async def test_another_tenants_job_is_404(http: httpx.AsyncClient, broker: Broker, deploy: Deploy) -> None:
+async def test_an_operator_reads_another_tenants_job_and_leaves_it_alone(
+    http: httpx.AsyncClient, broker: Broker, deploy: Deploy
+) -> None:
     name = await deploy()
     job = NewJob(id=new_job_id(name), function=name, tenant="someone", payload=pack({}))
     await broker.enqueue(job)
-    for method, suffix in (("GET", ""), ("DELETE", ""), ("GET", "/events")):
+    assert (await http.get(f"/v1/jobs/{job.id}")).json()["state"] == "queued"
+    async with http.stream("GET", f"/v1/jobs/{job.id}/events") as events:
+        assert events.status_code == 200
+    for method, suffix in (("DELETE", ""), ("POST", "/replay")):
         assert (await http.request(method, f"/v1/jobs/{job.id}{suffix}")).status_code == 404
     seen = await broker.job(job.id)
     assert seen is not None and seen.state is JobState.QUEUED
@@ -129,7 +153,7 @@ async def test_cancelling_a_waiting_a_running_and_an_ended_job(
         await claimed.wait()
         assert (await http.delete(f"/v1/jobs/{running}")).json()["state"] == "cancelled"
         async with asyncio.timeout(3):
-            while still_mine[-1]:
+            while not still_mine or still_mine[-1]:
                 await asyncio.sleep(0.01)
     again = await http.delete(f"/v1/jobs/{running}")
     assert (again.status_code, again.json()["state"]) == (200, "cancelled")
@@ -231,4 +255,4 @@ async def test_a_job_whose_record_is_gone_ends_its_followers(
         keys = [key async for key in redis.scan_iter(match=f"*{{{name}}}*")]
         await redis.delete(*keys)
         rest = [event async for event in events if not event.comment]
-    assert json.loads(rest[-1].data)["error"]["code"] == "job_expired"
+    assert json.loads(rest[-1].data)["error"]["code"] == "result_expired"

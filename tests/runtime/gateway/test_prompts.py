@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker.coldstart.failures import ManifestInvalid, ObjectAltered, ObjectMissing
+from stoker.coldstart.failures import ManifestInvalid, ObjectAltered, ObjectMissing, UnsupportedModel
 from stoker.coldstart.manifest import read_manifest
 from stoker.coldstart.store import open_store
 from stoker.runtime.gateway.chat_template import ChatTemplate, TemplateRefused, named_tokens, template_source
@@ -18,7 +18,9 @@ from stoker.runtime.gateway.prompts import (
     model_facts,
     read_documents,
 )
+from stoker.runtime.publishing import push_model
 from stoker.runtime.spec import FunctionSpec
+from tests.runtime.adapters.folders import random_folder
 
 CONVERSATIONS = [
     [{"role": "user", "content": "What is the capital of France?"}],
@@ -140,6 +142,15 @@ def test_documents_every_model_has_are_required() -> None:
         PromptEncoder({"tokenizer.json": b"{}"}, "r")
     with pytest.raises(ManifestInvalid, match="vocab_size"):
         model_facts("r", {"max_position_embeddings": 8}, {}, None)
+
+
+def test_an_adapter_in_the_place_of_a_model_is_told_where_it_belongs(tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2}
+    folder = random_folder(tmp_path / "sql", {**sizes, "num_key_value_heads": 1}, seed=1)
+    url = (tmp_path / "store").as_uri()
+    push_model(folder, url)
+    with pytest.raises(UnsupportedModel, match=f"{url}.* LoRA adapter, which belongs into .* adapters="):
+        load_encoder(url)
 
 
 def test_stop_ids_come_from_everywhere_they_are_declared() -> None:

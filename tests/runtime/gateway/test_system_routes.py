@@ -1,3 +1,4 @@
+import asyncio
 import re
 from typing import Any
 
@@ -5,8 +6,11 @@ import httpx
 
 from stoker.queue.broker import Broker
 from stoker.queue.cluster import Cluster
+from stoker.runtime.client.media import MSGPACK
 
 from .peers import Deploy, Task, worker
+
+JOB = "/v1/jobs/{id}"
 
 
 async def test_health_and_readiness(http: httpx.AsyncClient) -> None:
@@ -72,6 +76,7 @@ async def test_gauges_and_cold_starts_come_from_the_cluster(
     for _ in range(200):
         if await metric(http, "stoker_queue_depth", function=name):
             break
+        await asyncio.sleep(0.02)
     assert await metric(http, "stoker_queue_depth", function=name) == 1
     assert await metric(http, "stoker_replicas", function=name, state="ready") == 1
     assert await metric(http, "stoker_replicas", function=name, state="loading") == 0
@@ -94,6 +99,21 @@ async def test_the_description_covers_every_route(http: httpx.AsyncClient) -> No
     assert set(chat["required"]) == {"model", "messages"}
     for reference in set(re.findall(r"#/components/schemas/(\w+)", str(document))):
         assert reference in document["components"]["schemas"]
+
+
+async def test_what_may_be_msgpack_is_described(http: httpx.AsyncClient) -> None:
+    paths = (await http.get("/openapi.json")).json()["paths"]
+    asked, answered = set(), set()
+    for path, methods in paths.items():
+        for method, operation in methods.items():
+            if MSGPACK in operation.get("requestBody", {}).get("content", {}):
+                asked.add(f"{method} {path}")
+            if MSGPACK in operation["responses"].get("200", {}).get("content", {}):
+                answered.add(f"{method} {path}")
+    calls = {"post /v1/functions/{name}", "post /v1/functions/{name}/jobs", "put /v1/functions/{name}/jobs/{id}"}
+    assert asked == calls
+    records = {f"{method} {path}" for method in ("get", "delete") for path in (JOB, f"/v1/functions/{{name}}{JOB[3:]}")}
+    assert answered == calls | records | {f"post {JOB}/replay", f"get {JOB}/result"}
 
 
 async def test_every_described_route_exists(http: httpx.AsyncClient) -> None:

@@ -56,6 +56,29 @@ def test_calls_and_content(style: str, text: str, message: dict[str, Any]) -> No
     assert whole(style, text) == message
 
 
+@pytest.mark.parametrize(
+    ("style", "text", "name"),
+    [
+        ("hermes", '<tool_call>\n{"name": "get"', "get"),
+        ("hermes", '<tool_call>{"name": "g\\"t", "argu', 'g"t'),
+        ("hermes", '<tool_call>{"name": "get", "arguments": ', "get"),
+        ("llama", '{"name": "get", "param', "get"),
+        ("hermes", '<tool_call>{"name": "ge', ""),
+        ("hermes", '<tool_call>{"name": "get", "other', ""),
+        ("llama", '{"name": "Paris", "population', ""),
+        ("llama", '{"city": "Paris"', ""),
+    ],
+)
+def test_a_call_that_is_cut_off_behind_its_name_is_one(style: Any, text: str, name: str) -> None:
+    """Only where the text was to go on."""
+    expected = {"content": None, "tool_calls": called((name, ""))} if name else {"content": text}
+    for size in (1, 3, len(text)):
+        splitter = ToolSplitter(style, "call")
+        deltas = [delta for at in range(0, len(text), size) for delta in splitter.feed(text[at : at + size])]
+        assert message_of([*deltas, *splitter.finish(cut=True)]) == expected
+    assert whole(style, text) == {"content": text}
+
+
 @settings(max_examples=300, deadline=None)
 @given(case=st.sampled_from(TEXTS), cuts=st.lists(st.integers(0, 200), max_size=20))
 def test_no_cut_changes_the_message(case: tuple[str, str, dict[str, Any]], cuts: list[int]) -> None:

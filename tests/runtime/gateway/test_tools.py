@@ -64,13 +64,16 @@ async def call_tool(task: Task) -> None:
     await task.done({"text": TEXT, "finish_reason": "stop", "usage": usage})
 
 
+async def whole_and_streamed(client: openai.AsyncOpenAI, model: str) -> tuple[Any, list[Any]]:
+    whole = await client.chat.completions.create(model=model, messages=MESSAGES, tools=TOOLS)
+    stream = await client.chat.completions.create(model=model, messages=MESSAGES, tools=TOOLS, stream=True)
+    return whole.choices[0], [chunk.choices[0] async for chunk in stream]
+
+
 async def test_a_call_whole_and_streamed(client: openai.AsyncOpenAI, broker: Broker, model: str) -> None:
     seen.clear()
     async with worker(broker, model, call_tool):
-        whole = await client.chat.completions.create(model=model, messages=MESSAGES, tools=TOOLS)
-        stream = await client.chat.completions.create(model=model, messages=MESSAGES, tools=TOOLS, stream=True)
-        chunks = [chunk.choices[0] async for chunk in stream]
-    choice = whole.choices[0]
+        choice, chunks = await whole_and_streamed(client, model)
     assert (choice.message.content, choice.finish_reason) == ("I look. ", "tool_calls")
     [call] = choice.message.tool_calls or []
     assert call.type == "function" and (call.function.name, call.function.arguments) == ("weather", ARGUMENTS)
@@ -80,6 +83,25 @@ async def test_a_call_whole_and_streamed(client: openai.AsyncOpenAI, broker: Bro
     assert len(parts) > 2 and {part.index for part in parts} == {0}
     assert "".join(part.function.arguments or "" for part in parts if part.function) == ARGUMENTS
     assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["tool_calls"]
+
+
+async def test_a_call_that_the_token_limit_cuts_off(client: openai.AsyncOpenAI, broker: Broker, model: str) -> None:
+    text = 'I look. <tool_call>\n{"name": "weather", "arg'
+
+    async def cut(task: Task) -> None:
+        if task.claim.stream:
+            await task.emit({"text": text, "ids": [1]})
+        await task.done({"text": text, "finish_reason": "length", "usage": {"prompt_tokens": 3}})
+
+    async with worker(broker, model, cut):
+        choice, chunks = await whole_and_streamed(client, model)
+    assert (choice.message.content, choice.finish_reason) == ("I look. ", "length")
+    [call] = choice.message.tool_calls or []
+    assert call.type == "function" and (call.function.name, call.function.arguments) == ("weather", "")
+    [part] = [part for chunk in chunks for part in chunk.delta.tool_calls or []]
+    assert part.id and part.function and (part.function.name, part.function.arguments) == ("weather", "")
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == "I look. "
+    assert chunks[-1].finish_reason == "length"
 
 
 async def test_what_the_model_is_shown(

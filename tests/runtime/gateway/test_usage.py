@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,7 +15,7 @@ from stoker.coldstart.store import ObjectStore
 from stoker.queue.broker import Broker
 from stoker.queue.cluster import Cluster
 from stoker.queue.records import Enqueued, JobState, NewJob, new_job_id
-from stoker.runtime.gateway.quota import asked_for
+from stoker.runtime.gateway.quota import asked_for, duration, usd
 from stoker.runtime.spec import FunctionSpec
 from stoker.runtime.tenancy.billing_days import day_of
 from stoker.runtime.tenancy.directory import Directory
@@ -52,6 +53,13 @@ async def usage_of(client: httpx.AsyncClient, jobs: int, **params: str) -> list[
         if sum(row["jobs"] for row in rows) >= jobs or time.monotonic() > deadline:
             return rows
         await asyncio.sleep(0.05)
+
+
+async def until_accepted(client: httpx.AsyncClient, function: str) -> None:
+    """A place is given back soon after an answer."""
+    async with asyncio.timeout(10):
+        while (await client.post(f"/v1/functions/{function}/jobs", json=3)).status_code != 202:
+            await asyncio.sleep(0.02)
 
 
 @contextlib.asynccontextmanager
@@ -103,8 +111,7 @@ async def test_a_job_that_was_not_queued_gives_its_place_back(
         headers = {"idempotency-key": "same"}
         response = await client.post(f"/v1/functions/{function}/jobs", json=body, headers=headers)
         assert response.status_code == status
-    await asyncio.sleep(0.05)
-    assert (await client.post(f"/v1/functions/{function}/jobs", json=3)).status_code == 202
+    await until_accepted(client, function)
     assert (await client.post(f"/v1/functions/{function}/jobs", json=4)).status_code == 429
 
 
@@ -167,8 +174,7 @@ async def test_a_replay_is_within_the_limits(
     async with worker(broker, function, fail):
         await usage_of(client, 3)
     assert (await client.post(replay, headers=headers)).json()["state"] == "failed"
-    await asyncio.sleep(0.05)
-    assert (await client.post(f"/v1/functions/{other}/jobs", json=1)).status_code == 202
+    await until_accepted(client, other)
 
 
 async def test_a_deleted_functions_first_jobs_give_their_places_back(
@@ -267,3 +273,39 @@ async def test_a_budget_holds_for_calls_whose_cost_is_known_only_afterwards(
         calls = [client.post(f"/v1/functions/{function}", json=1) for _ in range(20)]
         statuses = [response.status_code for response in await asyncio.gather(*calls)]
         assert sorted(statuses) == [200] * 2 + [429] * 18
+
+
+async def test_limits_are_told_on_every_answer_that_they_hold_for(
+    root: httpx.AsyncClient, login: Login, deploy: Deploy, broker: Broker
+) -> None:
+    function = await deploy()
+    client = await limited(root, login, "told", requests_per_minute=60)
+    async with worker(broker, function, answer):
+        whole = await client.post(f"/v1/functions/{function}", json=1)
+        job = await client.post(f"/v1/functions/{function}/jobs", json=1)
+        stream = await client.post(f"/v1/functions/{function}", json=1, headers={"accept": "text/event-stream"})
+    told = [
+        {name: response.headers[f"x-ratelimit-{name}-requests"] for name in ("limit", "remaining", "reset")}
+        for response in (whole, job, stream)
+    ]
+    assert told[0]["limit"] == "60" and told[0]["remaining"] == "59" and re.fullmatch(r"1s|\d+ms", told[0]["reset"])
+    assert [int(each["remaining"]) for each in told] == sorted((int(each["remaining"]) for each in told), reverse=True)
+    assert "x-ratelimit-limit-tokens" not in whole.headers and int(whole.headers["openai-processing-ms"]) >= 0
+    refused = (await limited(root, login, "told", requests_per_minute=0.5)).post(f"/v1/functions/{function}", json=1)
+    answered = await refused
+    assert answered.status_code == 429 and answered.headers["x-ratelimit-remaining-requests"] == "0"
+    assert answered.headers["retry-after"]
+    unlimited = await root.post(f"/v1/functions/{function}/jobs", json=1)
+    assert not [name for name in unlimited.headers if name.startswith("x-ratelimit")]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0ms"), (0.0121, "13ms"), (1, "1s"), (1.44, "1.5s"), (360, "6m0s"), (59.99, "1m0s")]
+)
+def test_durations_are_written_as_openai_writes_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("dollars", "text"), [(0.0002, "0.0002"), (1e-6, "0.000001"), (10, "10"), (0, "0")])
+def test_dollars_are_told_to_the_millionth(dollars: float, text: str) -> None:
+    assert usd(dollars) == text

@@ -11,11 +11,11 @@ from stoker.queue import keys
 from stoker.queue.broker import Broker
 from stoker.queue.client import connect
 from stoker.queue.embedded import EmbeddedValkey
-from stoker.runtime.tenancy import directory, ledger
+from stoker.runtime.tenancy import audit, directory, ledger
 from stoker.runtime.tenancy.directory import Directory
 from stoker.runtime.tenancy.ledger import Ledger
 
-PERMANENT = directory.PERMANENT | ledger.PERMANENT
+PERMANENT = directory.PERMANENT | ledger.PERMANENT | audit.PERMANENT
 
 
 @pytest.fixture(scope="session")

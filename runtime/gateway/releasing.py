@@ -1,0 +1,115 @@
+"""Making an app's version the deployed one: all of its functions change in one step, and its history with them."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stoker.queue.cluster import Change
+from stoker.runtime.gateway.auth import Caller
+from stoker.runtime.gateway.context import Gateway
+from stoker.runtime.gateway.deploy_routes import forget, keep_limits, remember
+from stoker.runtime.gateway.errors import ApiError
+from stoker.runtime.gateway.prompts import PromptEncoder
+from stoker.runtime.gateway.registry import born_of
+from stoker.runtime.gateway.router_uses import refuse_named
+from stoker.runtime.releases import Release, Told, current, history, readable_releases, release_of, seen
+from stoker.runtime.spec import FunctionSpec, full_name, owner_of, readable, short_name
+
+Prepared = tuple[FunctionSpec, PromptEncoder | None]
+Records = Mapping[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is to be made of whatever is deployed when it is taken. `whole`: functions of the app that are not among
+    `specs` go; else they stay. `again`: a release of the past, which keeps its place in the history."""
+
+    owner: str
+    app: str
+    specs: Sequence[FunctionSpec]
+    by: str
+    known: Told
+    whole: bool
+    again: Release | None = None
+
+
+async def make_current(
+    gateway: Gateway,
+    caller: Caller,
+    app: str,
+    prepared: Sequence[Prepared],
+    *,
+    again: Release | None = None,
+    whole: bool = True,
+) -> tuple[Release, list[FunctionSpec], list[str]]:
+    """The release, its specs, and the full names of functions that the app no longer has: their jobs are cancelled. Of
+    two deployments at the same time the later one stands, all of it. Raises ApiError 409 for another app's function."""
+    step = Step(caller.owner, app, [spec for spec, _ in prepared], who(caller), await told(gateway), whole, again)
+    for spec, encoder in prepared:
+        await remember(gateway, spec, encoder)
+    made: list[tuple[Release, list[FunctionSpec], Change]] = []
+
+    def decide(functions: Records, releases: Records) -> Change:
+        made.append(taken(step, functions, releases, time.time()))
+        return made[-1][2]
+
+    try:
+        await gateway.registry.change(full_name(caller.owner, app), decide)
+    finally:
+        for spec in step.specs:
+            await keep_limits(gateway, spec.name)
+    release, specs, change = made[-1]
+    for function in change.delete:
+        await forget(gateway, function)
+    return release, specs, change.delete
+
+
+def taken(step: Step, functions: Records, releases: Records, now: float) -> tuple[Release, list[FunctionSpec], Change]:
+    """The step, taken where these functions are deployed and these releases of the app are known. Raises ApiError 409
+    for another app's function, and for one that would go while a router names it."""
+    deployed = readable(functions)
+    if step.whole:
+        refuse_foreign(step.app, step.specs, deployed)
+    mine = of_app(deployed.values(), step.owner, step.app)
+    stay = {} if step.whole else mine
+    wanted = {**stay, **{spec.name: spec for spec in step.specs}}
+    specs = [replace(spec, born=born_of(functions.get(spec.name))) for spec in wanted.values()]
+    known = readable_releases(releases)
+    old = current(known, {name: spec.version for name, spec in mine.items()})
+    new = step.again or release_of(specs, now, step.by)
+    if old:
+        old = seen(old, step.known)
+        new = old if old.version == new.version else new
+    changed, dropped = history(known, old, new, now, back=step.again is not None)
+    put, deleted = {spec.name: spec.to_dict() for spec in specs}, sorted(mine.keys() - wanted.keys())
+    refuse_named(deployed, specs, deleted)
+    return new, specs, Change(put, deleted, changed, dropped)
+
+
+def refuse_foreign(app: str, specs: Iterable[FunctionSpec], deployed: Mapping[str, FunctionSpec]) -> None:
+    """Names are shared by all apps of a tenant, so one app must not replace another's function by accident."""
+    for spec in specs:
+        owner = deployed[spec.name].app if spec.name in deployed else app
+        if owner != app:
+            raise ApiError(
+                409,
+                f"Function '{short_name(spec.name)}' belongs to app '{owner}': choose another name, "
+                "or delete it there first.",
+                type="invalid_request_error",
+                param="functions",
+                code="function_exists",
+            )
+
+
+def of_app(specs: Iterable[FunctionSpec], owner: str, app: str) -> dict[str, FunctionSpec]:
+    return {spec.name: spec for spec in specs if spec.app == app and owner_of(spec.name) == owner}
+
+
+async def told(gateway: Gateway) -> Told:
+    proven = {name: spec["version"] for name, spec in (await gateway.cluster.proven()).items()}
+    return Told(proven, (await gateway.cluster.fleet()).get("rollouts", {}))
+
+
+def who(caller: Caller) -> str:
+    return f"{caller.tenant} (key {caller.key_id})" if caller.key_id else caller.tenant

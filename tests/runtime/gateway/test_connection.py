@@ -1,0 +1,166 @@
+"""Answers that take the short way are, byte for byte, what uvicorn would send."""
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from stoker.runtime.gateway.connection import MOST_PIPELINED, Connection
+from stoker.runtime.gateway.endpoint import WIRE
+
+HEADERS = [(b"content-type", b"text/plain"), (b"content-length", b"5")]
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+class Transport(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.closed = False
+
+    def write(self, data: Any) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class Server:
+    """One connection to an application that answers "hello", the short way if it can and `short` allows."""
+
+    def __init__(self, *, short: bool, headers: list[tuple[bytes, bytes]] = HEADERS, reads: bool = True) -> None:
+        self.took_the_short_way: list[bool] = []
+        self._short, self._headers, self._reads = short, headers, reads
+        config = uvicorn.Config(
+            self._app, interface="asgi3", http=Connection, access_log=False, proxy_headers=False, date_header=False
+        )
+        config.load()
+        self.transport = Transport()
+        self.connection = Connection(config, ServerState(), {})
+        self.connection.connection_made(self.transport)
+
+    async def get(self, request: bytes) -> bytes:
+        self.transport.written = b""
+        self.connection.data_received(request)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return self.transport.written
+
+    def close(self) -> None:
+        self.connection.connection_lost(None)
+
+    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._reads:
+            while (await receive()).get("more_body"):
+                pass
+        short = self._short and scope[WIRE].answer(200, self._headers, b"hello")
+        self.took_the_short_way.append(short)
+        if not short:
+            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+            await send({"type": "http.response.body", "body": b"hello"})
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "short"),
+    [
+        (GET, True),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc", True),
+        (b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\nabc", True),
+        (b"HEAD / HTTP/1.1\r\nhost: x\r\n\r\n", False),
+        (b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", False),
+        (b"GET / HTTP/1.0\r\nhost: x\r\n\r\n", False),
+        (GET + GET + GET, True),
+    ],
+)
+async def test_the_short_way_sends_the_same(request_bytes: bytes, short: bool) -> None:
+    quick, usual = Server(short=True), Server(short=False)
+    answers = [await server.get(request_bytes) for server in (quick, usual)]
+    assert answers[0] == answers[1] and answers[0].startswith(b"HTTP/1.1 ") and b"200 OK" in answers[0]
+    assert set(quick.took_the_short_way) == {short}
+    assert quick.transport.closed == usual.transport.closed
+    if not quick.transport.closed:
+        assert await quick.get(GET) == await usual.get(GET) != b""
+    quick.close()
+    usual.close()
+
+
+@pytest.mark.parametrize("value", [b"a\r\nset-cookie: b", b"a\nb", b"a\rb"])
+async def test_no_header_can_smuggle_another(value: bytes) -> None:
+    server = Server(short=True, headers=[*HEADERS, (b"x-route", value)])
+    answer = await server.get(GET)
+    assert server.took_the_short_way == [False] or not server.took_the_short_way
+    assert b"set-cookie" not in answer and b"a" + value[1:2] not in answer
+    server.close()
+
+
+async def test_a_body_that_is_not_read_goes_the_usual_way() -> None:
+    server = Server(short=True, reads=False)
+    answer = await server.get(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nabc")
+    assert answer.startswith(b"HTTP/1.1 200 ") and server.took_the_short_way == [False]
+    server.close()
+
+
+async def test_a_client_that_does_not_read_is_waited_for() -> None:
+    server = Server(short=True)
+    cast(Any, server.connection).flow.pause_writing()
+    assert await server.get(GET) == b""
+    server.connection.resume_writing()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert server.transport.written.endswith(b"hello") and server.took_the_short_way == [False]
+    server.close()
+
+
+async def test_a_client_that_leaves_is_noticed_by_all_that_it_asked_for() -> None:
+    """Also by the first of several requests, whose answer is under way; nothing is written any more."""
+    heard: list[str] = []
+
+    class Waiting(Server):
+        async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while (message := await receive())["type"] != "http.disconnect":
+                pass
+            heard.append(message["type"])
+            assert not scope[WIRE].free and not scope[WIRE].answer(200, HEADERS, b"hello")
+
+    server = Waiting(short=True)
+    server.connection.data_received(GET)
+    await asyncio.sleep(0)
+    server.connection.data_received(GET + GET)
+    server.transport.closed = True
+    server.close()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert heard == ["http.disconnect"] and server.transport.written == b""
+
+
+async def test_only_some_requests_are_read_ahead() -> None:
+    server = Server(short=True)
+    server._app = cast(Any, None)
+    paused: list[bool] = []
+    server.transport.pause_reading = lambda: paused.append(True)  # type: ignore[method-assign]
+    server.transport.resume_reading = lambda: paused.append(False)  # type: ignore[method-assign]
+    for _ in range(MOST_PIPELINED):
+        server.connection.data_received(GET)
+        assert not paused or not paused[-1]
+    server.connection.data_received(GET)
+    assert paused[-1]
