@@ -1,18 +1,46 @@
 """stoker: a self-hosted serverless GPU function runtime."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stoker.runtime.sdk import SLO, App, Batch, Client, StokerError
+    from stoker.runtime.client.async_client import AsyncClient
+    from stoker.runtime.client.client import Client
+    from stoker.runtime.client.errors import JobFailed, StokerError, WaitTimeout
+    from stoker.runtime.routing.router import Route
+    from stoker.runtime.sdk import SLO, App, Batch, load, method
 
-__all__ = ["SLO", "App", "Batch", "Client", "StokerError"]
+HOMES = {
+    "SLO": "stoker.runtime.sdk",
+    "App": "stoker.runtime.sdk",
+    "Batch": "stoker.runtime.sdk",
+    "load": "stoker.runtime.sdk",
+    "method": "stoker.runtime.sdk",
+    "AsyncClient": "stoker.runtime.client.async_client",
+    "Route": "stoker.runtime.routing.router",
+    "Client": "stoker.runtime.client.client",
+    "JobFailed": "stoker.runtime.client.errors",
+    "StokerError": "stoker.runtime.client.errors",
+    "WaitTimeout": "stoker.runtime.client.errors",
+}
+__all__ = [
+    "SLO",
+    "App",
+    "AsyncClient",
+    "Batch",
+    "Client",
+    "JobFailed",
+    "Route",
+    "StokerError",
+    "WaitTimeout",
+    "load",
+    "method",
+]
 
 
 def __getattr__(name: str) -> object:
-    if name in __all__:
-        from stoker.runtime import sdk
-
-        return getattr(sdk, name)
+    if name in HOMES:
+        return getattr(import_module(HOMES[name]), name)
     raise AttributeError(f"module 'stoker' has no attribute {name!r}")
 
 

@@ -39,6 +39,12 @@ class Ledger:
             )
         self._entries.setdefault(owner, Entry(0)).reserved += size
 
+    def take(self, owner: str, size: int) -> None:
+        """What `owner` uses from here on whether there is room or not: `free` may fall below zero."""
+        entry = self._entries.setdefault(owner, Entry(0))
+        entry.reserved += size
+        entry.committed += size
+
     def commit(self, owner: str, size: int) -> None:
         """`size` bytes of the reservation are in use from here on. Raises ValueError beyond it."""
         entry = self._entries.get(owner, Entry(0))

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from stoker.runtime.client.client import Client
 from stoker.runtime.deployment import deploy
 from stoker.runtime.processes import parent_mark
-from stoker.runtime.sdk import Client
 from stoker.runtime.supervisor import read_state
 
 START_S = 60.0
@@ -84,4 +84,4 @@ class LocalStack:
 
     def deploy(self, file: Path) -> list[dict[str, Any]]:
         with self.client() as client:
-            return deploy(file, client)
+            return [record for app in deploy(file, client) for record in app["functions"]]

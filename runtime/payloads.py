@@ -15,6 +15,8 @@ PREFIX = "payloads/"
 RESULTS = "results/"
 # No version byte of the queue's codec, so that no reader takes a reference for a payload.
 REFERENCE = b"\x00"
+# How the record {"value": ...} begins.
+VALUE_HEAD = pack({"value": None})[:-1]
 
 
 def object_key(job_id: str) -> str:
@@ -40,6 +42,11 @@ def is_reference(payload: bytes) -> bool:
     return payload.startswith(REFERENCE)
 
 
+def size_of(result: bytes) -> int:
+    """Of a result that the queue has as `result`, wherever it is, in bytes."""
+    return unpack(result[len(REFERENCE) :])[1] if is_reference(result) else len(result)
+
+
 def put(store: ObjectStore, job_id: str, payload: bytes) -> bytes:
     """What the queue is to carry: the payload itself, or a reference to it. Blocking; raises ColdStartError."""
     if len(payload) <= INLINE_LIMIT:
@@ -57,19 +64,31 @@ def get(store: ObjectStore, job_id: str, payload: bytes) -> bytes:
 
 
 def put_result(store: ObjectStore, job_id: str, fence: int, result: bytes) -> bytes:
-    """Like `put`, for the result of the attempt with this fence."""
+    """Like `put`, for the result of the attempt with this fence. A function's own value is stored as plain msgpack, so
+    that its caller can read it there."""
     if len(result) <= INLINE_LIMIT:
         return result
-    store.write(result_key(job_id, fence), result)
-    return REFERENCE + pack([fence, len(result), hashlib.sha256(result).digest()])
+    is_value = result.startswith(VALUE_HEAD)
+    body = result.removeprefix(VALUE_HEAD)
+    store.write(result_key(job_id, fence), body)
+    return REFERENCE + pack([fence, len(body), hashlib.sha256(body).digest(), is_value])
 
 
 def get_result(store: ObjectStore, job_id: str, result: bytes) -> bytes:
     """Like `get`, for a job's result."""
     if not is_reference(result):
         return result
-    fence, size, digest = unpack(result[len(REFERENCE) :])
-    return checked(store, result_key(job_id, fence), size, digest)
+    fence, size, digest, is_value = unpack(result[len(REFERENCE) :])
+    body = checked(store, result_key(job_id, fence), size, digest)
+    return VALUE_HEAD + body if is_value else body
+
+
+def value_url(store: ObjectStore, job_id: str, result: bytes) -> str:
+    """Where a big value can be read as msgpack for some minutes; "" when it can't. Raises ColdStartError."""
+    if not is_reference(result):
+        return ""
+    fence, _, _, is_value = unpack(result[len(REFERENCE) :])
+    return store.signed_url(result_key(job_id, fence), "application/msgpack") if is_value else ""
 
 
 def checked(store: ObjectStore, key: str, size: int, digest: bytes) -> bytes:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 PARENT = "STOKER_PARENT_PID"
 PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
 
 
 def die_with_parent() -> None:
@@ -18,9 +19,20 @@ def die_with_parent() -> None:
     expected = os.environ.pop(PARENT, None)
     if expected is None or sys.platform != "linux":
         return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(expected):
         os._exit(1)
+
+
+def hide_from_peers() -> None:
+    """From here on other processes of the same user can't read this one's environment and memory (Linux)."""
+    if sys.platform == "linux":
+        prctl(PR_SET_DUMPABLE, 0)
+
+
+def prctl(option: int, value: int) -> None:
+    """Linux only."""
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 async def start_child(
@@ -35,6 +47,8 @@ async def start_child(
     with open(log, "ab", buffering=0) as output:
         return await asyncio.create_subprocess_exec(
             sys.executable,
+            # Without the folder where it was started, whose files could stand for modules in a function.
+            "-P",
             "-m",
             module,
             *arguments,

@@ -1,30 +1,68 @@
-"""What users write: an App with functions and models in it, and a client that calls deployed ones."""
+"""What users write: an App with functions and models in it."""
 
-import contextlib
 import functools
 import inspect
-import json
-import os
-import time
-from collections.abc import Callable, Iterator
-from typing import Any, Generic, Literal, ParamSpec, TypeVar
+import re
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
 
-import httpx
+from typing_extensions import TypedDict, Unpack
 
-from stoker.runtime.spec import SLO, Batch, FunctionSpec, Limits, ModelOptions, Scaling, check_name, require
+from stoker.runtime.client.remote import default_client, input_of
+from stoker.runtime.routing.router import Route, Router
+from stoker.runtime.spec import (
+    MAX_SECONDS,
+    SLO,
+    Batch,
+    FunctionSpec,
+    Limits,
+    ModelOptions,
+    Scaling,
+    check_name,
+    require,
+)
+
+if TYPE_CHECKING:
+    from stoker.runtime.client.job import Job
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-DEFAULT_URL = "http://127.0.0.1:8000"
-LONGEST_PAUSE_S = 1.0
-SCALARS: dict[str, tuple[type, ...]] = {"int": (int, float), "float": (int, float), "str": (str,), "bool": (bool,)}
+M = TypeVar("M", bound=Callable[..., Any])
 
-__all__ = ["SLO", "App", "Batch", "Client", "Function", "StokerError", "Unreachable"]
+MARK, LOAD, METHOD = "__stoker__", "load", "method"
+WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+__all__ = ["SLO", "App", "Batch", "Function", "load", "method"]
+
+
+class Options(TypedDict, total=False):
+    """Times are in seconds. `gpu` keeps the function off hosts without one; `concurrency` calls (or batches) run at
+    once in a replica; `buffer_replicas` are kept to spare while there is work. `env` are environment variables;
+    `secrets` name values that were stored with `stoker secrets set`: "hf-token" becomes the variable HF_TOKEN.
+    `memory_mb` bounds what a replica may allocate (0: no bound). The URL `webhook` is told how each job ended."""
+
+    name: str
+    gpu: str
+    batch: Batch | None
+    concurrency: int
+    min_replicas: int
+    max_replicas: int
+    idle_timeout: float
+    buffer_replicas: int
+    timeout: float
+    retries: int
+    slo: SLO | None
+    env: Mapping[str, str]
+    secrets: Sequence[str]
+    memory_mb: int
+    webhook: str
 
 
 class Function(Generic[P, R]):
-    """A deployed-to-be Python function. Calling it runs it here, which is how it is unit-tested."""
+    """A deployed-to-be Python function. Calling it runs it here, which is how it is unit-tested; `remote`, `spawn` and
+    `map` run the deployed one. With `batch` they take single inputs, and give single results."""
 
     def __init__(self, body: Callable[P, R], spec: FunctionSpec) -> None:
         self.body = body
@@ -34,51 +72,68 @@ class Function(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.body(*args, **kwargs)
 
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs it and waits for its result."""
+        return default_client().invoke(self.spec.name, input_of(self.body, args, kwargs))
+
+    def spawn(self, *args: Any, **kwargs: Any) -> "Job":
+        """Queues a job."""
+        return default_client().spawn(self.spec.name, input_of(self.body, args, kwargs))
+
+    def map(self, inputs: Iterable[Any], **options: Any) -> Iterator[Any]:
+        """The results for many inputs; options as of Client.map."""
+        return default_client().map(self.spec.name, inputs, **options)
+
 
 class App:
     """A named group of functions that is deployed from one file."""
 
     def __init__(self, name: str, *, include: tuple[str, ...] = ()) -> None:
         """`include` names further files or folders, relative to the app's file, that its code needs."""
-        check_name(name)
+        check_name(name, "app")
         require(not isinstance(include, str), f"include must be a tuple of paths: include=({include!r},)")
         self.name = name
         self.include = include
         self.functions: dict[str, FunctionSpec] = {}
+        self.bodies: dict[str, Callable[..., Any]] = {}
 
-    def function(
-        self,
-        *misplaced: object,
-        name: str = "",
-        gpu: str = "",
-        batch: Batch | None = None,
-        concurrency: int = 1,
-        min_replicas: int = 0,
-        max_replicas: int = 1,
-        idle_timeout: float = 60.0,
-        buffer_replicas: int = 0,
-        timeout: float = 600.0,
-        retries: int = 2,
-        slo: SLO | None = None,
-    ) -> Callable[[Callable[P, R]], Function[P, R]]:
-        """With `batch`, the function takes a list of inputs and returns a list as long. Times are in seconds; `gpu`
-        keeps it off hosts without one. `buffer_replicas` are kept to spare while there is work."""
+    def function(self, *misplaced: object, **options: Unpack[Options]) -> Callable[[Callable[P, R]], Function[P, R]]:
+        """A Python function, `async def` and generators included.
+
+        Annotated parameters are checked before a worker wakes, and get values of their type: builtins, pydantic models,
+        dataclasses, TypedDicts, numpy arrays. An only parameter gets the whole input, several get an object's fields.
+
+        With `batch`, it takes a list of inputs and returns a list as long. An exception in the place of a result fails
+        that input alone; one that is raised fails all inputs of the batch, each with the same error.
+        """
         require(not misplaced, "write @app.function() with parentheses; its options are keywords")
 
         def declare(body: Callable[P, R]) -> Function[P, R]:
-            spec = FunctionSpec(
-                name=name or body.__name__,
-                kind="python",
-                app=self.name,
-                entry=f"{body.__module__}:{body.__qualname__}",
-                gpu=gpu,
-                batch=batch,
-                concurrency=concurrency,
-                slo=slo or SLO(),
-                scaling=Scaling(min_replicas, max_replicas, idle_timeout, buffer_replicas),
-                limits=Limits(run_within_s=timeout, max_attempts=retries + 1),
-            )
-            return Function(body, self._add(spec))
+            require(hasattr(body, "__qualname__"), f"@app.function() goes above a def, which {body!r} is not")
+            name = options.get("name") or own_name(body.__name__)
+            return Function(body, self._add_python(name, f"{body.__module__}:{body.__qualname__}", body, options))
+
+        return declare
+
+    def cls(self, *misplaced: object, **options: Unpack[Options]) -> Callable[[type[R]], type[R]]:
+        """A class whose methods marked with `@stoker.method` are functions, with the options of `App.function`.
+
+        A replica makes one instance, without arguments, and runs the method marked with `@stoker.load`, if there is
+        one, before it takes work: what fails there is reported as a version that can't start. The function is called
+        like the class in lower case, "-" between its words; with several methods each is a function of its own, named
+        CLASS-METHOD, with replicas of its own. Locally the class stays as it is: make an instance, call its methods.
+        """
+        require(not misplaced, "write @app.cls() with parentheses; its options are keywords")
+
+        def declare(kind: type[R]) -> type[R]:
+            methods = marked(kind, METHOD)
+            require(bool(methods), f"class {kind.__name__!r} has no method marked with @stoker.method")
+            require(len(marked(kind, LOAD)) <= 1, f"class {kind.__name__!r} has more than one @stoker.load")
+            base = options.get("name") or class_name(kind.__name__)
+            for method in methods:
+                name = base if len(methods) == 1 else f"{base}-{method}"
+                self._add_python(name, f"{kind.__module__}:{kind.__qualname__}.{method}", bound(kind, method), options)
+            return kind
 
         return declare
 
@@ -90,6 +145,10 @@ class App:
         dtype: str = "auto",
         max_model_len: int = 0,
         max_seqs: int = 64,
+        public_prefix: str = "",
+        adapters: Mapping[str, str] | None = None,
+        adapter_slots: int = 8,
+        adapter_rank: int = 16,
         min_replicas: int = 0,
         max_replicas: int = 1,
         idle_timeout: float = 60.0,
@@ -98,8 +157,11 @@ class App:
         slo: SLO | None = None,
     ) -> FunctionSpec:
         """A language model published with `stoker push`; `weights` is its store URL; `buffer_replicas` are kept to
-        spare while there is work."""
-        options = ModelOptions(dtype=dtype, max_model_len=max_model_len, max_seqs=max_seqs)  # type: ignore[arg-type]
+        spare while there is work. `public_prefix`: a system prompt whose computation all tenants may share. `adapters`:
+        LoRA adapters by name, also published with `stoker push`; callers ask for model "NAME:ADAPTER". They have at
+        most `adapter_rank`, and `adapter_slots` of them are on a device at once."""
+        lora = {"adapter_slots": adapter_slots, "adapter_rank": adapter_rank}
+        options = ModelOptions(dtype=dtype, max_model_len=max_model_len, max_seqs=max_seqs, **lora)  # type: ignore[arg-type]
         return self._add(
             FunctionSpec(
                 name=name,
@@ -108,8 +170,10 @@ class App:
                 weights=weights,
                 model=options,
                 slo=slo or SLO(),
-                scaling=Scaling(min_replicas, max_replicas, idle_timeout, buffer_replicas),
-                limits=Limits(run_within_s=timeout),
+                scaling=scaling_of(min_replicas, max_replicas, idle_timeout, buffer_replicas),
+                limits=limits_of(timeout),
+                public_prefix=public_prefix,
+                adapters=dict(adapters or {}),
             )
         )
 
@@ -132,10 +196,43 @@ class App:
                 app=self.name,
                 weights=weights,
                 model=ModelOptions(dtype=dtype),
-                scaling=Scaling(min_replicas, max_replicas, idle_timeout),
-                limits=Limits(run_within_s=timeout),
+                scaling=scaling_of(min_replicas, max_replicas, idle_timeout),
+                limits=limits_of(timeout),
             )
         )
+
+    def router(
+        self,
+        name: str,
+        *,
+        routes: Sequence[Route],
+        default: str,
+        embed: str = "",
+        min_score: float = 0.5,
+        classify_within_ms: float = 500.0,
+        fallbacks: Mapping[str, str] | None = None,
+        max_queued: int = 0,
+        prefer_awake: bool = False,
+    ) -> FunctionSpec:
+        """A model name under which each request goes to one of several language models; see Router for how."""
+        router = Router(
+            routes=tuple(routes),
+            default=default,
+            embed=embed,
+            min_score=min_score,
+            classify_within_ms=classify_within_ms,
+            fallbacks=dict(fallbacks or {}),
+            max_queued=max_queued,
+            prefer_awake=prefer_awake,
+        )
+        return self._add(FunctionSpec(name=name, kind="router", app=self.name, router=router))
+
+    def _add_python(self, name: str, entry: str, body: Callable[..., Any], options: Options) -> FunctionSpec:
+        unknown = sorted(set(options) - set(Options.__annotations__))
+        require(not unknown, f"there is no option {', '.join(unknown)}; there are {', '.join(Options.__annotations__)}")
+        spec = self._add(python_spec(app=self.name, entry=entry, **{**options, "name": name}))
+        self.bodies[spec.name] = body
+        return spec
 
     def _add(self, spec: FunctionSpec) -> FunctionSpec:
         check_name(spec.name)
@@ -144,189 +241,92 @@ class App:
         return spec
 
 
-class InvalidInput(TypeError):
-    """An input can't be sent, or doesn't fit the function's parameters."""
+def load(method: M) -> M:
+    """Marks the method of an `App.cls` class that runs once per replica, before its first call."""
+    setattr(getattr(method, "__func__", method), MARK, LOAD)
+    return method
 
 
-def call(body: Callable[..., Any], value: Any) -> Any:
-    """Runs a function on one input: its only parameter gets the whole input, several take the fields of an object.
-
-    Raises InvalidInput, before the function runs, when that doesn't fit.
-    """
-    signature = inspect.signature(body)
-    if len(signature.parameters) == 1:
-        check_only(next(iter(signature.parameters.values())), value)
-        return body(value)
-    fields = {} if value is None else value
-    if not isinstance(fields, dict):
-        raise InvalidInput(f"{takes(signature)}, not {type(value).__name__}")
-    try:
-        bound = signature.bind(**fields)
-    except TypeError as error:
-        raise InvalidInput(f"{takes(signature)}: {error}") from None
-    return body(*bound.args, **bound.kwargs)
+def method(method: M) -> M:
+    """Marks a method of an `App.cls` class as a function."""
+    setattr(getattr(method, "__func__", method), MARK, METHOD)
+    return method
 
 
-def check_only(parameter: inspect.Parameter, value: Any) -> None:
-    """A parameter that is annotated as a number, text or bool gets no other value; any number is a number."""
-    annotation = parameter.annotation
-    kind = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    fits = SCALARS.get(kind)
-    defaulted = value is None and parameter.default is not parameter.empty
-    if fits is None or defaulted or parameter.kind is parameter.VAR_POSITIONAL or isinstance(value, fits):
-        return
-    name = parameter.name
-    field = value.get(name) if isinstance(value, dict) and len(value) == 1 else None
-    fitting = isinstance(field, fits)
-    advice = f"send {json.dumps(field)}, not {json.dumps(value)}" if fitting else f"not {type(value).__name__}"
-    raise InvalidInput(f"this function's only parameter '{name}' ({kind}) gets the whole body: {advice}")
+def marked(kind: type, mark: str) -> list[str]:
+    """Names of the methods with this mark, inherited ones too, in the order of their definition."""
+    names = dict.fromkeys(name for each in reversed(kind.__mro__) for name in vars(each))
+    return [name for name in names if getattr(getattr(kind, name), MARK, "") == mark]
 
 
-def takes(signature: inspect.Signature) -> str:
-    names = [name if p.default is p.empty else f"{name} (optional)" for name, p in signature.parameters.items()]
-    return (
-        f"this function takes an object with the fields {', '.join(names)}" if names else "this function takes no input"
+def bound(kind: type, method: str) -> Callable[..., Any]:
+    """As an instance has it: with the parameters that a caller gives."""
+    found = getattr(kind, method)
+    is_plain = not isinstance(inspect.getattr_static(kind, method), staticmethod | classmethod)
+    return types.MethodType(found, kind) if is_plain else found
+
+
+def own_name(name: str) -> str:
+    """Raises InvalidSpec for a Python name that no deployed function can have."""
+    require(name != "<lambda>", "a lambda can't be deployed: write it as a def at the top level of the file")
+    require(
+        name.isascii(),
+        f"no function can be deployed as {name!r}: give it @app.function(name='…') of a-z, 0-9, '_' and '-'",
+    )
+    return name
+
+
+def class_name(name: str) -> str:
+    """ "ImageTagger" as "image-tagger"."""
+    return WORD_START.sub("-", name).lower()
+
+
+def python_spec(
+    *,
+    app: str,
+    entry: str,
+    name: str,
+    gpu: str = "",
+    batch: Batch | None = None,
+    concurrency: int = 1,
+    min_replicas: int = 0,
+    max_replicas: int = 1,
+    idle_timeout: float = 60.0,
+    buffer_replicas: int = 0,
+    timeout: float = 600.0,
+    retries: int = 2,
+    slo: SLO | None = None,
+    env: Mapping[str, str] | None = None,
+    secrets: Sequence[str] = (),
+    memory_mb: int = 0,
+    webhook: str = "",
+) -> FunctionSpec:
+    require(not isinstance(secrets, str), f"secrets must be a list of names: secrets=[{secrets!r}]")
+    return FunctionSpec(
+        name=name,
+        kind="python",
+        app=app,
+        entry=entry,
+        gpu=gpu,
+        batch=batch,
+        concurrency=concurrency,
+        slo=slo or SLO(),
+        scaling=scaling_of(min_replicas, max_replicas, idle_timeout, buffer_replicas),
+        limits=limits_of(timeout, retries),
+        env=dict(env or {}),
+        secrets=tuple(secrets),
+        memory_mb=memory_mb,
+        webhook=webhook,
     )
 
 
-class StokerError(Exception):
-    """The gateway's answer to a request that failed: `status`, OpenAI's `type`, `code` and `param`, and the job if
-    there was one (its record has the traceback of the function's own code)."""
-
-    def __init__(self, status: int, error: dict[str, Any], job_id: str = "") -> None:
-        super().__init__(error.get("message", f"HTTP {status}"))
-        self.job_id = job_id
-        self.status = status
-        self.type = error.get("type")
-        self.code = error.get("code")
-        self.param = error.get("param")
+def limits_of(timeout: float, retries: int = 2) -> Limits:
+    """Raises InvalidSpec, in the words of who wrote the app; so does `scaling_of`."""
+    require(0 <= timeout <= MAX_SECONDS, f"timeout must be 0 to {MAX_SECONDS:g} seconds (0: no limit), not {timeout}")
+    require(0 <= retries < 100, f"retries must be 0 to 99, not {retries}")
+    return Limits(run_within_s=timeout, max_attempts=retries + 1)
 
 
-class Unreachable(StokerError):
-    """No gateway answers at the client's address; `status` is 0."""
-
-    def __init__(self, url: str, why: Exception) -> None:
-        super().__init__(0, {"message": f"no gateway answers at {url} ({why or type(why).__name__})"})
-
-
-class Client:
-    """Talks to a gateway over HTTP. `url` and `api_key` default to STOKER_URL and STOKER_API_KEY."""
-
-    def __init__(self, url: str = "", api_key: str = "", timeout: float = 600.0) -> None:
-        base = url or os.environ.get("STOKER_URL", DEFAULT_URL)
-        key = api_key or os.environ.get("STOKER_API_KEY", "")
-        headers = {"authorization": f"Bearer {key}"} if key else {}
-        self.url = base
-        self._http = httpx.Client(base_url=base, headers=headers, timeout=timeout)
-
-    def __enter__(self) -> "Client":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._http.close()
-
-    def request(self, method: str, path: str, **options: Any) -> Any:
-        """The decoded JSON body. Raises StokerError for an error answer, and Unreachable when there is none."""
-        with self._reaching():
-            return decoded(self._http.request(method, path, **options))
-
-    def invoke(self, function: str, value: Any = None, *, idempotency_key: str = "") -> Any:
-        """Runs `function` and waits for its result."""
-        return self.request("POST", f"/v1/functions/{function}", **body_of(value, idempotency_key))
-
-    def submit(self, function: str, value: Any = None, *, idempotency_key: str = "") -> dict[str, Any]:
-        """Queues a job and returns its record at once."""
-        return self.request("POST", f"/v1/functions/{function}/jobs", **body_of(value, idempotency_key))
-
-    def stream(self, function: str, value: Any = None) -> Iterator[Any]:
-        """The parts that a generator yields, as they come. When its worker is lost, they begin again with the first."""
-        options = body_of(value)
-        options["headers"]["accept"] = "text/event-stream"
-        name = ""
-        for line in self.stream_lines("POST", f"/v1/functions/{function}", **options):
-            field, _, text = line.partition(": ")
-            if field == "data" and not name:
-                yield json.loads(text)
-            elif field == "data" and name == "error":
-                raise StokerError(500, json.loads(text)["error"])
-            name = text if field == "event" else name if line else ""
-
-    def job(self, job_id: str) -> dict[str, Any]:
-        return self.request("GET", f"/v1/jobs/{job_id}")
-
-    def wait(self, job_id: str, timeout: float = 600.0) -> dict[str, Any]:
-        """The job's record once it has ended, however it did. Raises TimeoutError after `timeout` seconds."""
-        deadline, pause = time.monotonic() + timeout, 0.05
-        while (record := self.job(job_id))["finished_at"] is None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError(f"job {job_id} is still {record['state']} after {timeout:g} s")
-            time.sleep(min(pause, left))
-            pause = min(2 * pause, LONGEST_PAUSE_S)
-        return record
-
-    def cancel(self, job_id: str) -> dict[str, Any]:
-        return self.request("DELETE", f"/v1/jobs/{job_id}")
-
-    def dead(self, function: str, *, limit: int = 20, after: str = "") -> dict[str, Any]:
-        """A page of the function's jobs whose attempts are used up, the newest first."""
-        return self.request("GET", f"/v1/functions/{function}/dead", params={"limit": limit, "after": after})
-
-    def replay(self, job_id: str) -> dict[str, Any]:
-        """Queues a dead or failed job again and returns its record."""
-        return self.request("POST", f"/v1/jobs/{job_id}/replay")
-
-    def delete(self, function: str) -> None:
-        self.request("DELETE", f"/v1/functions/{function}")
-
-    def functions(self) -> list[dict[str, Any]]:
-        return self.request("GET", "/v1/functions")["data"]
-
-    def hosts(self) -> dict[str, Any]:
-        """Pools and hosts, and what functions wait for."""
-        return self.request("GET", "/v1/hosts")
-
-    def stream_lines(self, method: str, path: str, **options: Any) -> Iterator[str]:
-        """The lines of a streamed answer, keep-alive comments included."""
-        with self._reaching(), self._http.stream(method, path, **options) as response:
-            if response.is_error:
-                response.read()
-            raise_for_error(response)
-            yield from response.iter_lines()
-
-    @contextlib.contextmanager
-    def _reaching(self) -> Iterator[None]:
-        try:
-            yield
-        except httpx.TransportError as error:
-            raise Unreachable(self.url, error) from error
-
-
-def body_of(value: Any, key: str = "") -> dict[str, Any]:
-    """Raises InvalidInput for what JSON can't hold."""
-    try:
-        content = json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(
-            f"an input is JSON: None, bool, finite numbers, str, and lists and dicts of them ({error}); "
-            "encode bytes with base64"
-        ) from None
-    headers = {"content-type": "application/json"} | ({"idempotency-key": key} if key else {})
-    return {"content": content, "headers": headers}
-
-
-def decoded(response: httpx.Response) -> Any:
-    raise_for_error(response)
-    return response.json() if response.content else None
-
-
-def raise_for_error(response: httpx.Response) -> None:
-    if response.is_error:
-        try:
-            error = response.json()["error"]
-        except (ValueError, KeyError, TypeError):
-            error = {"message": f"HTTP {response.status_code}: {response.text[:200]}"}
-        raise StokerError(response.status_code, error, response.headers.get("x-job-id", ""))
+def scaling_of(min_replicas: int, max_replicas: int, idle_timeout: float, buffer_replicas: int = 0) -> Scaling:
+    require(0 <= idle_timeout <= MAX_SECONDS, f"idle_timeout must be 0 to {MAX_SECONDS:g} seconds, not {idle_timeout}")
+    return Scaling(min_replicas, max_replicas, idle_timeout, buffer_replicas)

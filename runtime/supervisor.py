@@ -15,19 +15,27 @@ from pathlib import Path
 import httpx
 from redis.exceptions import RedisError
 
+from stoker.queue.broker import Broker
 from stoker.queue.client import ServerUnfit, check_server, connect
 from stoker.queue.cluster import Cluster
 from stoker.queue.embedded import EmbeddedValkey
+from stoker.runtime.client.messages import DEFAULT_URL
 from stoker.runtime.processes import start_child, stop_child
-from stoker.runtime.sdk import DEFAULT_URL
+from stoker.runtime.reloading import keep_deployed
 from stoker.runtime.secret import kept_secret
 from stoker.runtime.settings import Settings, from_environment, to_environment
+from stoker.runtime.tenancy.api_key import Keyring
 
 MODULE = "stoker.runtime.cli"
 WATCH_S = 0.1
 STABLE_S = 10.0
 MAX_PAUSE_S = 5.0
 READY_S = 60.0
+# What runs when `stoker up` is told to stop may finish within.
+DRAIN_S = 3.0
+COUNT_S = 1.0
+# For a worker to end in, beyond that.
+WORKER_S = 5.0
 
 log = logging.getLogger("stoker.up")
 
@@ -63,12 +71,17 @@ def banner(settings: Settings, url: str, pid: int) -> str:
     """What to type next, with the data folder and the address where those aren't the ones that are taken anyway."""
     data = "" if settings.data_dir == from_environment().data_dir else f" --data {shlex.quote(str(settings.data_dir))}"
     lines = [f"stoker is up at {url}  (pid {pid}, data in {settings.data_dir})"]
-    if url != os.environ.get("STOKER_URL", DEFAULT_URL).rstrip("/"):
-        lines.append(f"other commands find it with: export STOKER_URL={url}")
+    lines += address_lines(url)
     if settings.auth == "keys":
         lines.append(f"callers need an API key; yours: stoker tenants root-key{data}, others': stoker tenants create")
     lines.append(f"stop it with: stoker down{data}")
     return "\n".join(lines)
+
+
+def address_lines(url: str) -> list[str]:
+    """How other commands find a gateway that isn't where they look anyway."""
+    usual = os.environ.get("STOKER_URL", DEFAULT_URL).rstrip("/")
+    return [f"other commands find it with: export STOKER_URL={url}"] if url != usual else []
 
 
 class Child:
@@ -110,7 +123,9 @@ class Child:
 class Supervisor:
     """Owns the children of one `stoker up`."""
 
-    def __init__(self, settings: Settings, host: str, port: int, hosts: int) -> None:
+    def __init__(self, settings: Settings, host: str, port: int, hosts: int, reload: Path | None = None) -> None:
+        """`reload`: an app's file that is deployed whenever it changes."""
+        self._reload = reload
         settings.data_dir.mkdir(parents=True, exist_ok=True)
         (settings.data_dir / "logs").mkdir(exist_ok=True)
         self._port = check_port(host, port)
@@ -119,8 +134,12 @@ class Supervisor:
         self._settings = settings.with_(
             redis_url=settings.redis_url or self._server.url,  # type: ignore[union-attr]
             secret=settings.secret or kept_secret(settings.data_dir),
+            gateway_url=self.url,
+            drain_s=DRAIN_S if settings.drain_s is None else settings.drain_s,
         )
-        self._gateway = Child("gateway", ["gateway", "--host", host, "--port", str(self._port)], self._settings)
+        # When it is told to stop, nothing runs any more that it could wait for.
+        gateway = self._settings.with_(drain_s=0.0)
+        self._gateway = Child("gateway", ["gateway", "--host", host, "--port", str(self._port)], gateway)
         self._controller = Child("controller", ["controller", "--hosts", str(hosts)], self._settings)
         self._hosts: dict[str, Child] = {}
         self._state_file = settings.data_dir / "up.json"
@@ -140,9 +159,16 @@ class Supervisor:
         try:
             if await self._ready(stop) and announce:
                 print(banner(self._settings, self.url, os.getpid()), flush=True)
+            if self._reload and not stop.is_set():
+                watchers.append(asyncio.create_task(keep_deployed(self._reload, self._client_environment())))
             await stop.wait()
         finally:
             await self._shut_down(watchers)
+
+    def _client_environment(self) -> dict[str, str]:
+        """For a process that calls the gateway as the operator."""
+        key = Keyring(self._settings.secret).root_text() if self._settings.auth == "keys" else ""
+        return {**os.environ, "STOKER_URL": self.url, "STOKER_API_KEY": key}
 
     async def _ready(self, stop: asyncio.Event) -> bool:
         deadline = time.monotonic() + READY_S
@@ -155,8 +181,10 @@ class Supervisor:
                 await asyncio.sleep(WATCH_S)
         return False
 
-    def _write_state(self) -> None:
+    def _write_state(self, stopping: str = "") -> None:
+        """`stopping`: what its end waits for."""
         facts = {"url": self.url, "pid": os.getpid(), "redis": self._settings.redis_url, "store": self._settings.store}
+        facts |= {"stopping": stopping} if stopping else {}
         scratch = self._state_file.with_suffix(".tmp")
         scratch.write_text(json.dumps(facts))
         scratch.replace(self._state_file)
@@ -182,6 +210,19 @@ class Supervisor:
         finally:
             await client.aclose()
 
+    async def _running(self) -> str:
+        """How many jobs; "" for none, or if that can't be told."""
+        client = connect(self._settings.redis_url)
+        broker = Broker(client)
+        try:
+            async with asyncio.timeout(COUNT_S):
+                backlogs = await broker.backlogs(await broker.functions_with_work())
+            return counted(sum(backlog.running for backlog in backlogs.values()))
+        except (RedisError, TimeoutError):
+            return ""
+        finally:
+            await client.aclose()
+
     async def _match_hosts(self, wanted: list[str]) -> None:
         for host in wanted:
             if host not in self._hosts:
@@ -191,16 +232,26 @@ class Supervisor:
             await self._hosts.pop(host).stop(grace_s=35)
 
     async def _shut_down(self, watchers: list[asyncio.Task[None]]) -> None:
-        """Agents first, so that they can hand their work back; the queue server last."""
+        """Agents first, so that they can hand their work back; then the gateway, whose callers hear that their jobs go
+        on; the queue server last."""
         for task in watchers:
             task.cancel()
         await asyncio.gather(*watchers, return_exceptions=True)
         await self._controller.stop(grace_s=5)
-        await asyncio.gather(*(child.stop(grace_s=35) for child in self._hosts.values()))
+        drain_s = self._settings.drain_s or 0.0
+        if self._state_file.exists() and (running := await self._running()):
+            said = f"{running} running: up to {drain_s:g} s to finish, then back to the queue"
+            log.info("stopping; %s", said)
+            self._write_state(said)
+        await asyncio.gather(*(child.stop(grace_s=drain_s + WORKER_S) for child in self._hosts.values()))
         await self._gateway.stop(grace_s=10)
         if self._server:
             self._server.stop()
         self._state_file.unlink(missing_ok=True)
+
+
+def counted(jobs: int) -> str:
+    return f"{jobs} job{'s' * (jobs > 1)}" if jobs else ""
 
 
 def read_state(data_dir: Path) -> dict[str, object] | None:

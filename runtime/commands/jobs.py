@@ -9,7 +9,19 @@ import typer
 
 from stoker.coldstart.timeline import Row
 from stoker.coldstart.waterfall import bottleneck, moved_bytes, trace_events
-from stoker.runtime.commands.terminal import GATEWAY_URL, ApiKey, AsJson, FunctionName, Url, client_of, print_table
+from stoker.runtime.commands.exits import interruptible
+from stoker.runtime.commands.progress import waiting, watched
+from stoker.runtime.commands.terminal import (
+    GATEWAY_URL,
+    ApiKey,
+    AsJson,
+    FunctionName,
+    Url,
+    client_of,
+    json_text,
+    print_table,
+    show,
+)
 
 JobId = Annotated[str, typer.Argument(help="The job's id.")]
 
@@ -21,10 +33,24 @@ def get_job(
     job_id: JobId,
     url: Url = GATEWAY_URL,
     api_key: ApiKey = "",
+    as_json: AsJson = False,
 ) -> None:
-    """Print a job's record as JSON."""
+    """Print a job's record as JSON, with --json on one line."""
     with client_of(url, api_key) as client:
-        typer.echo(json.dumps(client.job(job_id), indent=2, ensure_ascii=False))
+        typer.echo(json_text(client.job(job_id), indent=None if as_json else 2, ensure_ascii=False))
+
+
+@jobs.command("wait")
+def wait_for_job(
+    job_id: JobId,
+    url: Url = GATEWAY_URL,
+    api_key: ApiKey = "",
+    as_json: AsJson = False,
+) -> None:
+    """Wait for a job's end and print its result, which is JSON in any case; a terminal shows what it waits for."""
+    with interruptible(), client_of(url, api_key) as client, waiting(job_id) as say:
+        result = watched(client.attach(job_id), say)
+    typer.echo(json_text(result, ensure_ascii=False))
 
 
 @jobs.command("timeline")
@@ -33,13 +59,17 @@ def show_timeline(
     trace: Annotated[Path | None, typer.Option(help="Write it as a Chrome trace (for Perfetto) instead.")] = None,
     url: Url = GATEWAY_URL,
     api_key: ApiKey = "",
+    as_json: AsJson = False,
 ) -> None:
     """Where a job's time went, from its arrival on, and what held it up."""
     with client_of(url, api_key) as client:
         rows = [Row(**phase) for phase in client.job(job_id)["timeline"]]
     if trace:
         trace.write_text(json.dumps({"traceEvents": trace_events(rows, title=job_id)}))
-        typer.echo(f"written to {trace}")
+        show({"trace": str(trace)}, as_json, f"written to {trace}")
+        return
+    if as_json:
+        typer.echo(json.dumps([row._asdict() for row in rows]))
         return
     print_table(("phase", "from s", "seconds", "GB", "GB/s", "limit"), [phase_cells(row) for row in rows])
     if found := bottleneck(rows):
@@ -53,15 +83,47 @@ def phase_cells(row: Row) -> tuple[str, ...]:
     return row.name, f"{row.start_s:.3f}", f"{row.seconds:.3f}", size, rate, str(row.facts.get("limit", ""))
 
 
-@jobs.command("cancel")
-def cancel_job(
-    job_id: JobId,
+@jobs.command("list")
+def list_jobs(
+    function: Annotated[str, typer.Option(help="Of this function only.")] = "",
+    state: Annotated[str, typer.Option(help="In this state only, such as queued, running or failed.")] = "",
+    tenant: Annotated[str, typer.Option(help="Of this tenant only (for the operator).")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=100, help="At most so many.")] = 20,
+    after: Annotated[str, typer.Option(help="Go on behind an earlier page.")] = "",
     url: Url = GATEWAY_URL,
     api_key: ApiKey = "",
+    as_json: AsJson = False,
 ) -> None:
+    """List jobs: those that run, those that wait in their turn, those that have ended, the latest end first."""
+    asked = {"function": function, "state": state, "tenant": tenant, "limit": str(limit), "after": after}
+    with client_of(url, api_key) as client:
+        page = client.request("GET", "/v1/jobs", params={name: text for name, text in asked.items() if text})
+    if as_json:
+        typer.echo(json.dumps(page))
+        return
+    columns = ("job", "function", "tenant", "state", "attempt", "queued", "ran s")
+    print_table(columns, [job_cells(job) for job in page["data"]])
+    if page["has_more"]:
+        typer.echo(f"more with --after {page['next']}")
+
+
+def job_cells(job: dict[str, Any]) -> tuple[object, ...]:
+    began, ended = job["started_at"], job["finished_at"]
+    ran = f"{(ended or time.time()) - began:.3f}" if began else ""
+    attempt = f"{job['attempt']} of {job['max_attempts']}"
+    return job["id"], job["function"], job["tenant"], job["state"], attempt, moment(job["enqueued_at"]), ran
+
+
+def moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+@jobs.command("cancel")
+def cancel_job(job_id: JobId, url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json: AsJson = False) -> None:
     """Cancel a queued or running job."""
     with client_of(url, api_key) as client:
-        typer.echo(f"{job_id}: {client.cancel(job_id)['state']}")
+        record = client.cancel(job_id)
+    show(record, as_json, f"{job_id}: {record['state']}")
 
 
 @jobs.command("dead")
@@ -85,16 +147,12 @@ def dead_jobs(
 
 
 def dead_cells(job: dict[str, Any]) -> tuple[object, ...]:
-    ended = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job["finished_at"]))
-    return job["id"], job["attempt"], ended, job["error"]["message"]
+    return job["id"], job["attempt"], moment(job["finished_at"]), job["error"]["message"]
 
 
 @jobs.command("replay")
-def replay_job(
-    job_id: JobId,
-    url: Url = GATEWAY_URL,
-    api_key: ApiKey = "",
-) -> None:
+def replay_job(job_id: JobId, url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json: AsJson = False) -> None:
     """Queue a dead or failed job again, with all of its attempts."""
     with client_of(url, api_key) as client:
-        typer.echo(f"{job_id}: {client.replay(job_id)['state']}")
+        record = client.replay(job_id)
+    show(record, as_json, f"{job_id}: {record['state']}")

@@ -70,11 +70,11 @@ def list_tenants(url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json: AsJson =
 
 
 @tenants.command("delete")
-def delete(name: Name, url: Url = GATEWAY_URL, api_key: ApiKey = "") -> None:
+def delete(name: Name, url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json: AsJson = False) -> None:
     """Remove a tenant and all of its keys. What it used stays on record."""
     with client_of(url, api_key) as client:
         client.request("DELETE", f"/v1/tenants/{name}")
-    typer.echo(f"deleted {name}")
+    show({"name": name, "deleted": True}, as_json, f"deleted {name}")
 
 
 @tenants.command("key")
@@ -125,15 +125,15 @@ def rotate(
 
 
 @tenants.command("revoke")
-def revoke(name: Name, key: KeyId, url: Url = GATEWAY_URL, api_key: ApiKey = "") -> None:
+def revoke(name: Name, key: KeyId, url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json: AsJson = False) -> None:
     """End a key; every gateway refuses it within a second."""
     with client_of(url, api_key) as client:
         client.request("DELETE", f"/v1/tenants/{name}/keys/{key}")
-    typer.echo(f"revoked {key}")
+    show({"id": key, "revoked": True}, as_json, f"revoked {key}")
 
 
 @tenants.command("root-key")
-def root_key(data: DataDir = None) -> None:
+def root_key(data: DataDir = None, as_json: AsJson = False) -> None:
     """Print the operator's own key, worked out from STOKER_SECRET or from the data folder of a `stoker up`."""
     from stoker.runtime.secret import kept_secret
     from stoker.runtime.settings import from_environment
@@ -145,7 +145,8 @@ def root_key(data: DataDir = None) -> None:
         raise typer.BadParameter(
             f"there is no secret in {folder}: name the data folder with --data, or set STOKER_SECRET"
         )
-    typer.echo(Keyring(settings.secret or kept_secret(folder)).root_text())
+    key = Keyring(settings.secret or kept_secret(folder)).root_text()
+    show({"key": key}, as_json, key)
 
 
 def changes(

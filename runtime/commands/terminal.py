@@ -1,7 +1,10 @@
 """What the commands share: where they print, the options they have in common, and the client they call with."""
 
+import base64
 import json
+import math
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,13 +22,31 @@ errors = Console(stderr=True)
 
 Url = Annotated[str, typer.Option("--url", envvar="STOKER_URL", help="The gateway's address.")]
 ApiKey = Annotated[str, typer.Option("--api-key", envvar="STOKER_API_KEY", help="Key of the calling tenant.")]
-FunctionName = Annotated[str, typer.Argument(help="Name of a deployed function.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+COMPLETION_PATIENCE_S = 0.5
+
+
+def deployed_names(incomplete: str) -> list[str]:
+    """For the shell's completion: quickly, or none."""
+    from stoker.runtime.client.client import Client
+
+    with suppress(Exception), Client(timeout=COMPLETION_PATIENCE_S) as client:
+        return [row["name"] for row in client.functions() if row["name"].startswith(incomplete)]
+    return []
+
+
+FunctionName = Annotated[str, typer.Argument(help="Name of a deployed function.", autocompletion=deployed_names)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 DataDir = Annotated[Path | None, typer.Option("--data", help="Folder of this machine's data (STOKER_DATA).")]
 Redis = Annotated[str, typer.Option("--redis", help="redis://, rediss:// or unix:// address of an own server.")]
 Store = Annotated[str, typer.Option("--store", help="Object store: file:///folder or s3://bucket/prefix.")]
 CacheDir = Annotated[Path | None, typer.Option("--cache", help="Folder that keeps buckets' weights (STOKER_CACHE).")]
 CacheSize = Annotated[float | None, typer.Option("--cache-gb", min=0, help="Its size in GB, by default 50; 0: none.")]
+DeviceMemory = Annotated[
+    float | None,
+    typer.Option(
+        "--device-memory-gb", min=0, help="Of each device, for all language models; 0: all (STOKER_DEVICE_MEMORY_GB)."
+    ),
+]
 RingSize = Annotated[
     int | None, typer.Option("--ring-mb", min=32, help="Memory that weights pass through, in MiB (STOKER_RING_MB).")
 ]
@@ -39,13 +60,31 @@ GATEWAY_URL = "http://127.0.0.1:8000"
 
 
 def client_of(url: str, api_key: str) -> Any:
-    from stoker.runtime.sdk import Client
+    from stoker.runtime.client.client import Client
 
     return Client(url, api_key)
 
 
 def show(value: Any, as_json: bool, text: str) -> None:
-    typer.echo(json.dumps(value) if as_json else text)
+    typer.echo(json_text(value) if as_json else text)
+
+
+def json_text(value: Any, **options: Any) -> str:
+    """As the gateway would say it in JSON."""
+    return json.dumps(printable(value), **options)
+
+
+def printable(value: Any) -> Any:
+    """Bytes as {"$bytes": base64}, arrays as nested lists, NaN and infinities as null."""
+    if isinstance(value, dict):
+        return {key: printable(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [printable(part) for part in value]
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return printable(value.tolist()) if hasattr(value, "tolist") else value
 
 
 def screen() -> Console:

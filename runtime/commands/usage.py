@@ -16,7 +16,7 @@ SUMS = ("jobs", "failed", "run_seconds", "cold_start_seconds")
 TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 NUMBERS = (*SUMS, *TOKENS, "cost_usd")
 COLUMNS = ("jobs", "failed", "run s", "cold s", "in", "cached", "out", "USD", "USD/1M")
-GROUPS = ("day", "tenant", "function")
+GROUPS = ("day", "tenant", "function", "adapter")
 
 
 def usage(
@@ -25,7 +25,9 @@ def usage(
     ] = "",
     last: Annotated[str, typer.Option("--to", help="Last day; today if left out.")] = "",
     tenant: Annotated[str, typer.Option(help="Another tenant, or '*' for all (scope admin).")] = "",
-    by: Annotated[str, typer.Option(help="Rows per day, tenant, function, or several: day,function.")] = "function",
+    by: Annotated[
+        str, typer.Option(help="Rows per day, tenant, function, adapter, or several: function,adapter.")
+    ] = "function",
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
     url: Url = GATEWAY_URL,
     api_key: ApiKey = "",

@@ -19,15 +19,17 @@ from stoker.queue.broker import Broker
 from stoker.queue.client import connect
 from stoker.queue.cluster import BELL, Cluster, Host, Signal
 from stoker.queue.records import Backlog
+from stoker.runtime.controller.bundle_sweep import sweep_bundles_forever
 from stoker.runtime.controller.fleet_plan import Orders, must_leave
 from stoker.runtime.controller.fleet_report import Told, fleet_report
 from stoker.runtime.controller.leader import Leadership
 from stoker.runtime.controller.payload_sweep import sweep_forever
 from stoker.runtime.controller.policy import Wanted, decide
 from stoker.runtime.controller.policy_record import from_record, to_record
-from stoker.runtime.controller.policy_rollout import Rollout, remember_proven, rollouts, told
+from stoker.runtime.controller.policy_rollout import Rollout, remember_proven, rollouts, told, with_starts_asked
 from stoker.runtime.controller.policy_state import Decision, Demand, Failures, Memory, Placed, Rules, View
 from stoker.runtime.controller.provider import Provider
+from stoker.runtime.error_record import bounded
 from stoker.runtime.settings import Settings
 from stoker.runtime.spec import FunctionSpec, readable
 from stoker.runtime.tenancy.directory import Directory
@@ -58,6 +60,11 @@ class Controller:
         self._remembered_at = 0.0
         self._told = Told()
         self._said: tuple[str, ...] = ()
+        self._awake: frozenset[bytes] = frozenset()
+
+    def heeds(self, message: bytes) -> bool:
+        """Whether a bell's message is a reason to look now. A job of a function that has a replica is none."""
+        return message not in self._awake
 
     async def run(self, bell: Signal, stop: asyncio.Event) -> None:
         providing = asyncio.create_task(self._provider.run())
@@ -83,15 +90,16 @@ class Controller:
             return
         hosts = await self._cluster.hosts()
         specs = readable(await self._cluster.functions())
-        await self._tick(set(specs))
+        await self._broker.tick_all(specs)
         backlogs = await self._broker.backlogs(list(specs))
         wanted = await self._cluster.wanted()
         now, fleet = time.monotonic(), self._provider.fleet(hosts)
         view = view_of(now, specs, backlogs, hosts, wanted, self._failures)
         memory = await self._remembered(now)
         view = replace(view, memory=memory, rules=self._rules, pools=fleet.pools, machines=fleet.machines)
-        view = await self._with_proven(view)
+        view = with_starts_asked(await self._with_proven(view), await self._cluster.asked_starts())
         decision = decide(view)
+        self._awake = awake(decision)
         await self._remember(decision.memory, now)
         await self._report_failures(decision, now)
         self._say(decision.actions)
@@ -145,10 +153,6 @@ class Controller:
                 log.warning("%s", told(name, rollout))
         self._rollouts = now
 
-    async def _tick(self, deployed: set[str]) -> None:
-        for function in deployed | set(await self._broker.functions_with_work()):
-            await self._broker.tick(function)
-
 
 def view_of(
     now: float,
@@ -169,6 +173,12 @@ def view_of(
     return View(now, specs, demands, devices, tuple(placed), failures)
 
 
+def awake(decision: Decision) -> frozenset[bytes]:
+    """The functions that a ready replica takes new work of."""
+    ready = (each for each in decision.keep if each.state == "ready" and not each.draining)
+    return frozenset(each.function.encode() for each in ready if each.id not in decision.drain)
+
+
 def demand_of(log: Backlog) -> Demand:
     idle_s, oldest_s = log.last_active_ms / 1000, log.oldest_ms / 1000
     return Demand(log.queued, log.running, log.delayed, idle_s, oldest_s, log.arrived_per_s, log.drained_per_s)
@@ -179,7 +189,8 @@ def placed_replica(id: str, record: dict[str, Any], host: str, report: Mapping[s
     device, error = record["device"], report.get("error")
     inflight, draining = report.get("inflight", 0), record.get("draining", False)
     born, settled = spec.get("born", ""), report.get("settled", True)
-    return Placed(id, spec["name"], spec["version"], host, device, state, error, born, inflight, draining, settled)
+    about = (state, error, born, inflight, draining, settled, report.get("cold_start") is not None)
+    return Placed(id, spec["name"], spec["version"], host, device, *about)
 
 
 def report_of(hosts: Mapping[str, Host], host: str, replica: str) -> Mapping[str, Any]:
@@ -195,7 +206,7 @@ def failing_functions(decision: Decision, now: float, clock: float) -> dict[str,
         name: {
             "version": versions[name],
             "count": failed.count,
-            "error": dict(failed.error or {}),
+            "error": bounded(failed.error) if failed.error else {},
             "retry_at": clock + failed.retry_at - now,
         }
         for name, failed in {**own, **decision.proven_failures}.items()
@@ -246,20 +257,22 @@ async def serve(settings: Settings, make_provider: MakeProvider) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     cluster = Cluster(client)
-    bell = Signal(settings.redis_url, connect, BELL)
+    broker = Broker(client, lease_ms=settings.lease_ms)
+    leadership = Leadership(cluster, f"controller-{uuid.uuid4().hex[:8]}")
+    rules = Rules(host_idle_s=settings.host_idle_s)
+    controller = Controller(broker, cluster, leadership, make_provider(cluster, leadership), rules)
+    bell = Signal(settings.redis_url, BELL, controller.heeds)
     await bell.start()
     stopping = asyncio.create_task(stop.wait())
     stopping.add_done_callback(lambda _: bell.ring())
-    broker = Broker(client, lease_ms=settings.lease_ms)
     store = open_store(settings.store)
     chores = [
         asyncio.create_task(sweep_forever(store, broker)),
+        asyncio.create_task(sweep_bundles_forever(store, cluster)),
         asyncio.create_task(Ledger(client, Directory(client), store).run()),
     ]
-    leadership = Leadership(cluster, f"controller-{uuid.uuid4().hex[:8]}")
-    rules = Rules(host_idle_s=settings.host_idle_s)
     try:
-        await Controller(broker, cluster, leadership, make_provider(cluster, leadership), rules).run(bell, stop)
+        await controller.run(bell, stop)
     finally:
         for chore in chores:
             chore.cancel()

@@ -30,6 +30,8 @@ from stoker.runtime.controller.policy_state import Decision, Demand, Failures, M
 from stoker.runtime.spec import FunctionSpec
 
 MAX_BACKOFF_S = 30.0
+MAX_CRASH_PAUSE_S = 2.0
+CRASHES_FORGOTTEN_S = 10.0
 FIRST_BACKOFF_S = 0.5
 
 Wanted = dict[str, dict[str, dict[str, Any]]]
@@ -136,7 +138,8 @@ def actions(
 
 
 def remember_failures(view: View) -> dict[str, Failures]:
-    """Counts replicas that are newly reported as failed; a ready one of the same version clears the count."""
+    """Counts replicas that are newly reported as failed; one of the same version that is ready clears the count, and so
+    does one that was until it failed: its start is no trouble, and its jobs' attempts are bounded."""
     memory = {name: known for name, known in view.failures.items() if name in view.specs}
     for replica in view.placed:
         spec = view.specs.get(replica.function)
@@ -145,13 +148,26 @@ def remember_failures(view: View) -> dict[str, Failures]:
         known = memory.get(replica.function, Failures(spec.version))
         known = known if known.version == spec.version else Failures(spec.version)
         if replica.state == "failed":
-            memory[replica.function] = replace(count_failure(known, view.now), error=replica.error)
+            counted = count_crash(known, view.now) if replica.proves else count_failure(known, view.now)
+            memory[replica.function] = replace(counted, error=replica.error)
         elif replica.proves and known.count and view.now >= known.retry_at:
             memory[replica.function] = Failures(spec.version)
     return memory
 
 
+def count_crash(known: Failures, now: float) -> Failures:
+    """The first crash is followed by a start at once, those soon behind it after 0.5, 1 and then always 2 s: a process
+    that dies by itself must not keep the host busy, nor one bad job in a hundred keep the others waiting."""
+    crashes = known.crashes + 1 if now - known.crashed_at <= CRASHES_FORGOTTEN_S else 1
+    pause = min(MAX_CRASH_PAUSE_S, pause_after(crashes))
+    return Failures(known.version, retry_at=now + pause, crashes=crashes, crashed_at=now)
+
+
 def count_failure(known: Failures, now: float) -> Failures:
     """The first failure is retried at once, the next ones after 0.5 s, 1 s, ... up to a minute."""
-    pause = 0.0 if known.count == 0 else min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (known.count - 1))
+    pause = min(MAX_BACKOFF_S, pause_after(known.count + 1))
     return replace(known, count=known.count + 1, retry_at=now + pause)
+
+
+def pause_after(count: int) -> float:
+    return 0.0 if count == 1 else FIRST_BACKOFF_S * 2.0 ** min(count - 2, 16)

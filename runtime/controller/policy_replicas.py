@@ -216,7 +216,7 @@ def plan(at: Situation, placed: tuple[Placed, ...], prices: Mapping[str, float],
     missing = max(0, count.wanted - len(stay))
     if missing and failed.version == at.spec.version and at.now < failed.retry_at:
         missing = 0
-    if count.wanted and not any(r.proves for r in stay):
+    if count.wanted and not any(r.serves for r in stay):
         stay += outdated
     staying = {replica.id for replica in stay}
     ending = [r for r in live if r.id not in staying and unfinished(r, at)]

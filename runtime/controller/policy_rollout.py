@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker.runtime.controller.policy_replicas import Plan, Situation, plan
-from stoker.runtime.controller.policy_state import Failures, Placed, View
+from stoker.runtime.controller.policy_state import Demand, Failures, Placed, View
 from stoker.runtime.spec import FunctionSpec
 
 TRIAL = " (new)"
+# So long after it was asked for, a function's start is tried, should there be no place for it at first.
+ASKED_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,30 @@ def remember_proven(view: View) -> dict[str, FunctionSpec]:
         if spec and replica.proves and (replica.version, replica.born) == (spec.version, spec.born):
             proven[replica.function] = spec
     return proven
+
+
+def with_starts_asked(view: View, asked: Mapping[str, float]) -> View:
+    """`asked`: by function, seconds since someone wanted to know whether it starts. One that nobody knows to start or,
+    since then, to fail is started as if a job waited for it; from then on it goes by its idle timeout."""
+    demands, failures = dict(view.demands), dict(view.failures)
+    for name, ago_s in asked.items():
+        spec, demand = view.specs.get(name), demands.get(name, Demand())
+        if spec is None or spec.kind == "router":
+            continue
+        if name in failures and failures[name].retry_at <= view.now - ago_s:
+            del failures[name]
+        waits = ago_s < ASKED_S and is_untried(replace(view, failures=failures), spec)
+        demands[name] = replace(demand, queued=demand.queued + waits, idle_s=min(demand.idle_s, ago_s))
+    return replace(view, demands=demands, failures=failures)
+
+
+def is_untried(view: View, spec: FunctionSpec) -> bool:
+    """Neither ready nor failed so far."""
+    proven = view.proven.get(spec.name)
+    if proven and (proven.version, proven.born) == (spec.version, spec.born):
+        return False
+    mine = (r for r in view.placed if (r.function, r.version) == (spec.name, spec.version))
+    return not failed_starts(spec, view.failures).count and not any(r.state == "failed" for r in mine)
 
 
 def failed_starts(spec: FunctionSpec, failures: Mapping[str, Failures]) -> Failures:

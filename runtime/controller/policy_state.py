@@ -41,7 +41,7 @@ class Timing:
 @dataclass(frozen=True, slots=True)
 class Placed:
     """A replica as its host reports it ("unseen" until the host does). `draining`: it was told to take no new work;
-    `settled`: nothing of its start can fail any more once it is ready."""
+    `settled`: nothing of its start can fail any more once it is ready; `was_ready`, whatever it is now."""
 
     id: str
     function: str
@@ -54,15 +54,20 @@ class Placed:
     inflight: int = 0
     draining: bool = False
     settled: bool = True
+    was_ready: bool = False
 
     @property
     def starting(self) -> bool:
         return self.state in STARTING
 
     @property
+    def serves(self) -> bool:
+        return self.state == "ready" and self.settled
+
+    @property
     def proves(self) -> bool:
         """That its version can start."""
-        return self.state == "ready" and self.settled
+        return self.serves or (self.was_ready and self.settled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +115,15 @@ class Machine:
 @dataclass(frozen=True, slots=True)
 class Failures:
     """Consecutive failed starts of a function's version, the last one's error, and when it may be tried again
-    (controller's clock, s)."""
+    (controller's clock, s). `crashes` of replicas that had been ready came soon behind each other, the last one
+    `crashed_at`."""
 
     version: str = ""
     count: int = 0
     retry_at: float = 0.0
     error: Mapping[str, Any] | None = None
+    crashes: int = 0
+    crashed_at: float = 0.0
 
 
 # Not frozen only because one is made anew at every decision, and making a frozen one takes three times as long.

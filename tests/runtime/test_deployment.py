@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.runtime.deployment import load_apps, make_bundle
+from stoker.runtime.deployment import Upload, load_apps, make_bundle
 from stoker.runtime.spec import InvalidSpec
 from stoker.runtime.worker.bundles import extract
 
@@ -55,6 +55,12 @@ def test_what_can_not_be_included_is_named(project: Path, include: str) -> None:
         make_bundle(project, (include,))
 
 
+def test_a_module_that_is_included_by_its_name_is_told_its_files(project: Path) -> None:
+    (project.parent / "rates.py").write_text("RATE = 2\n")
+    with pytest.raises(InvalidSpec, match="include='rates' is not a file or folder .*; write 'rates.py'$"):
+        make_bundle(project, ("rates",))
+
+
 @pytest.mark.parametrize("text", ["", "import stoker\napp = stoker.App('empty')\n"])
 def test_a_file_without_functions_says_what_to_write(tmp_path: Path, text: str) -> None:
     path = tmp_path / "nothing.py"
@@ -86,3 +92,19 @@ def test_bundles_can_not_write_outside_their_folder(tmp_path: Path) -> None:
         bundle.writestr("../evil.py", "x = 1")
     with pytest.raises(ValueError, match="outside"):
         extract(buffer.getvalue(), tmp_path / "inside")
+
+
+def test_a_bundle_is_sent_in_parts_and_says_how_far_it_is() -> None:
+    said: list[tuple[int, int]] = []
+    data = bytes(range(256)) * 2500
+    upload = Upload(data, lambda done, total: said.append((done, total)))
+    assert b"".join(upload) == b"".join(upload) == data, "it can be sent again"
+    assert said[: len(said) // 2] == [(1 << 18, len(data)), (2 << 18, len(data)), (len(data), len(data))]
+
+
+def test_a_syntax_error_is_shown_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text("def f(:\n    pass\n")
+    with pytest.raises(InvalidSpec, match="SyntaxError") as caught:
+        load_apps(path)
+    assert "def f(:" in str(caught.value) and "importlib" not in str(caught.value)

@@ -19,6 +19,17 @@ def test_reserve_commit_release():
     assert (ledger.release("a"), ledger.release("a"), ledger.free) == (100, 0, 100)
 
 
+def test_what_must_be_had_is_taken_though_there_is_no_room():
+    ledger = Ledger(100)
+    ledger.reserve("a", 60)
+    ledger.take("b", 50)
+    ledger.take("b", 5)
+    assert (ledger.free, ledger.table()["b"]) == (-15, (55, 55))
+    with pytest.raises(NoRoom, match="short of 16"):
+        ledger.reserve("a", 1)
+    assert (ledger.release("b"), ledger.free) == (55, 40)
+
+
 def test_more_than_was_reserved_cannot_be_committed():
     ledger = Ledger(100)
     ledger.reserve("a", 10)

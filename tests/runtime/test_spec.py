@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from stoker.runtime.sdk import App
@@ -6,6 +8,7 @@ from stoker.runtime.spec import (
     FunctionSpec,
     InvalidSpec,
     Limits,
+    ModelOptions,
     Scaling,
     full_name,
     owner_of,
@@ -94,3 +97,40 @@ def test_a_decorated_function_still_runs_here() -> None:
 def test_limits_that_are_none(name: str, value: float) -> None:
     with pytest.raises(InvalidSpec, match=name):
         Limits(**{name: value})
+
+
+def test_adapters_survive_the_wire_and_take_no_more_slots_than_there_are() -> None:
+    spec = FunctionSpec(
+        name="chat", kind="llm", weights="s3://a/b", adapters={"sql": "s3://a/sql", "law": "s3://a/law"}
+    )
+    assert FunctionSpec.from_dict(spec.to_dict()) == spec
+    assert spec.engine_options.adapter_slots == 2
+    assert FunctionSpec(name="chat", kind="llm", weights="s3://a/b").engine_options.adapter_slots == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"adapters": {"Sql": "s3://a/b"}}, "adapter name 'Sql'"),
+        ({"adapters": {"a:b": "s3://a/b"}}, "adapter name 'a:b'"),
+        ({"adapters": {"a": "elsewhere"}}, "needs the URL of its store"),
+        ({"adapters": {"a": "s3://a/b"}, "kind": "embed"}, "of kind 'embed' can't have adapters"),
+        ({"adapters": {"a": "s3://a/b"}, "model": ModelOptions(adapter_slots=0)}, "adapter_slots of 1 or more"),
+        ({"adapters": {f"a{number}": "s3://a/b" for number in range(1001)}}, "1000 adapters, not 1001"),
+    ],
+)
+def test_adapters_that_cant_be(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidSpec, match=reason):
+        FunctionSpec(**{"name": "chat", "kind": "llm", "weights": "s3://a/b", **fields})
+
+
+def test_an_app_names_a_models_adapters() -> None:
+    adapters = {"sql": "s3://a/sql"}
+    spec = App("shop").llm("chat", weights="s3://a/b", adapters=adapters, adapter_slots=3, adapter_rank=32)
+    assert (spec.adapters, spec.model.adapter_slots, spec.model.adapter_rank) == (adapters, 3, 32)
+
+
+@pytest.mark.parametrize("values", [{"adapter_rank": 65}, {"adapter_rank": 0}, {"adapter_slots": 257}])
+def test_room_for_adapters_is_bounded(values: dict[str, int]) -> None:
+    with pytest.raises(InvalidSpec, match=next(iter(values))):
+        ModelOptions(**values)

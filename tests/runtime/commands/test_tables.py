@@ -7,7 +7,7 @@ from click import unstyle
 from typer.testing import CliRunner
 
 from stoker.runtime.cli import app
-from stoker.runtime.sdk import Client
+from stoker.runtime.client.client import Client
 
 TENANT, FUNCTION = "acme-research-and-development", "transcribe-long-recordings"
 JOB_ID = f"{TENANT}.{FUNCTION}~9~01hzy3k6w8q4v9f2m7c5x1b0ta"

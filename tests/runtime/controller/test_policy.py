@@ -1,6 +1,7 @@
 import math
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -155,6 +156,33 @@ def test_a_failed_start_is_retried_at_once_then_backs_off() -> None:
     assert second.add == ()
     later = choose(Demand(queued=1, idle_s=0), (), failures=second.failures, now=101.0)
     assert len(later.add) == 1
+
+
+def test_a_crash_of_a_replica_that_was_ready_is_no_failed_start() -> None:
+    """Though nobody saw it ready: it may have come and gone between two looks."""
+    crashed = replace(replica("a", "failed"), was_ready=True)
+    failures = {"f": Failures("v1", 2, 100.5)}
+    decision = choose(Demand(queued=1, idle_s=0), (crashed,), failures=failures)
+    assert decision.failures["f"].count == 0 and len(decision.add) == 1
+    unsettled = replace(crashed, settled=False)
+    assert choose(Demand(queued=1, idle_s=0), (unsettled,), failures=failures).failures["f"].count == 3
+
+
+def test_crashes_soon_behind_each_other_are_followed_by_pauses_but_short_ones() -> None:
+    crashed = replace(replica("a", "failed"), was_ready=True)
+    failures: dict[str, Failures] = {}
+    now, pauses = 100.0, []
+    for _ in range(6):
+        decision = choose(Demand(queued=1, idle_s=0), (crashed,), failures=failures, now=now)
+        failures = dict(decision.failures)
+        pauses.append(failures["f"].retry_at - now)
+        assert len(decision.add) == (pauses[-1] == 0)
+        now = failures["f"].retry_at + 0.1
+        ready = choose(Demand(queued=1, idle_s=0), (replica("b"),), failures=failures, now=now)
+        failures = dict(ready.failures)
+    assert pauses == pytest.approx([0, 0.5, 1, 2, 2, 2])
+    later = choose(Demand(queued=1, idle_s=0), (crashed,), failures=failures, now=now + 11)
+    assert later.failures["f"].retry_at == now + 11
 
 
 def test_a_new_version_forgets_the_failures_of_the_old_one() -> None:

@@ -8,8 +8,16 @@ from stoker.queue.cluster import Cluster
 from stoker.runtime.controller.controller import failing_functions, merge
 from stoker.runtime.controller.leader import Leadership
 from stoker.runtime.controller.policy import decide
-from stoker.runtime.controller.policy_rollout import Rollout, remember_proven, rollouts, told
+from stoker.runtime.controller.policy_rollout import (
+    ASKED_S,
+    Rollout,
+    remember_proven,
+    rollouts,
+    told,
+    with_starts_asked,
+)
 from stoker.runtime.controller.policy_state import Decision, Demand, Failures, Machine, Placed, Pool, View
+from stoker.runtime.routing.router import Route, Router
 from stoker.runtime.spec import FunctionSpec, Scaling, readable
 
 NOW = 100.0
@@ -166,3 +174,41 @@ def test_an_older_version_serves_on_until_nothing_of_the_new_start_can_fail() ->
     placed = (replica("old", "v1"), replica("new", "v2", settled=False))
     decision = decide(view(WORK, *placed, failed=Failures("v2"), proven={}))
     assert {r.id for r in decision.keep} == {"old", "new"} and decision.drain == ()
+
+
+def asked(ago_s: float, *placed: Placed, failed: Failures | None = None, proven: str = "v1") -> Demand:
+    """The demand for v2, whose start was asked for `ago_s` ago."""
+    seen = view(IDLE, *placed, failed=failed or Failures("v2"), proven={"f": spec(proven)})
+    return with_starts_asked(seen, {"f": ago_s, "deleted": 0.0}).demands["f"]
+
+
+def test_a_start_that_is_asked_for_is_tried_though_nothing_waits() -> None:
+    seen = with_starts_asked(view(IDLE, failed=Failures("v2")), {"f": 1.0})
+    assert decide(seen).add == (("f", "h0", "cpu"),)
+    assert asked(1) == asked(1, replica("a", "v2", "loading")) == Demand(queued=1, idle_s=1)
+    assert asked(ASKED_S) == Demand(idle_s=ASKED_S), "nobody wants to know any more"
+
+
+def test_what_started_for_a_trial_stays_as_long_as_an_idle_replica() -> None:
+    ready = replica("a", "v2")
+    assert asked(5, ready, proven="v2") == Demand(idle_s=5)
+    kept = with_starts_asked(view(IDLE, ready, failed=Failures("v2"), proven={"f": spec("v2")}), {"f": 5.0})
+    assert [each.id for each in decide(kept).keep] == ["a"] and decide(kept).add == ()
+    later = replace(kept, demands={"f": Demand(idle_s=spec("v2").scaling.idle_timeout_s)})
+    assert decide(later).keep == ()
+
+
+def test_a_trial_start_that_failed_is_not_repeated_until_it_is_asked_for_again() -> None:
+    assert asked(5, replica("a", "v2", "failed")).queued == 0
+    once = Failures("v2", 1, NOW - 3, ERROR)
+    assert asked(5, failed=once).queued == 0
+    assert asked(2, failed=once).queued == 1, "what made it fail may be mended"
+    assert asked(0, failed=Failures("v2", 4, NOW + 9, ERROR)).queued == 0, "not before its pause is over"
+    again = with_starts_asked(view(IDLE, failed=once), {"f": 2.0})
+    assert rollouts(again, again.failures, {}) == {} and decide(again).add == (("f", "h0", "cpu"),)
+
+
+def test_a_router_has_nothing_to_start() -> None:
+    router = FunctionSpec(name="f", kind="router", version="v2", router=Router((Route("small", tools=True),), "small"))
+    seen = replace(view(IDLE), specs={"f": router}, failures={})
+    assert with_starts_asked(seen, {"f": 0.0}).demands == {"f": IDLE}

@@ -3,9 +3,10 @@
 from typing import Any
 
 import pytest
+from redis.asyncio import Redis
 
 from stoker.queue.broker import Broker
-from stoker.queue.cluster import Cluster
+from stoker.queue.cluster import STARTS, STARTS_TTL_MS, Cluster
 from stoker.queue.records import NewJob, new_job_id
 from stoker.runtime.controller.controller import Controller
 from stoker.runtime.controller.leader import Leadership
@@ -35,6 +36,10 @@ async def report(cluster: Cluster, **states: str) -> None:
     await cluster.report_host("h", {"devices": ["cpu"], "replicas": replicas})
 
 
+async def proven(cluster: Cluster) -> dict[str, FunctionSpec]:
+    return {name: FunctionSpec.from_dict(record) for name, record in (await cluster.proven()).items()}
+
+
 async def wanted(cluster: Cluster) -> list[str]:
     return sorted(record["spec"]["version"] for record in (await cluster.wanted()).get("h", {}).values())
 
@@ -49,7 +54,7 @@ async def test_the_proven_version_is_woken_also_by_the_next_controller(
     await first.sweep()
     await report(cluster, v1="ready")
     await first.sweep()
-    assert await cluster.proven() == {"f": spec("v1")}
+    assert await proven(cluster) == {"f": FunctionSpec.from_dict(spec("v1"))}
     await broker.cancel(job)
     await first.sweep()
     assert await wanted(cluster) == []
@@ -77,7 +82,31 @@ async def test_the_proven_version_is_woken_also_by_the_next_controller(
     assert await wanted(cluster) == ["v1", "v3"]
     await report(cluster, v1="ready", v3="ready")
     await second.sweep()
-    assert (await cluster.proven(), (await cluster.fleet())["rollouts"]) == ({"f": spec("v3")}, {})
+    assert await proven(cluster) == {"f": FunctionSpec.from_dict(spec("v3"))}
+    assert (await cluster.fleet())["rollouts"] == {}
     await cluster.put_function("f", spec("v4", born="again"))
     await second.sweep()
     assert await cluster.proven() == {}
+
+
+async def test_a_start_that_is_asked_for_is_tried_once(broker: Broker, cluster: Cluster, redis: Redis) -> None:
+    leader = controller(broker, cluster, "first")
+    await cluster.put_function("f", spec("v1"))
+    await report(cluster)
+    await leader.sweep()
+    assert await wanted(cluster) == []
+    await cluster.ask_start("f")
+    assert 0 < await redis.pttl(STARTS) <= STARTS_TTL_MS
+    await leader.sweep()
+    assert await wanted(cluster) == ["v1"]
+    await report(cluster, v1="failed")
+    for _ in range(3):
+        await leader.sweep()
+    assert await wanted(cluster) == [] and (await cluster.fleet())["rollouts"]["f"]["error"] == "no such module"
+    await cluster.ask_start("f")
+    await leader.sweep()
+    assert await wanted(cluster) == ["v1"] and (await cluster.fleet())["rollouts"] == {}
+    await report(cluster, v1="ready")
+    await leader.sweep()
+    assert await wanted(cluster) == [], "its idle timeout is 0"
+    assert await proven(cluster) == {"f": FunctionSpec.from_dict(spec("v1"))}
