@@ -73,7 +73,7 @@ locals {
       arguments = "controller --provider aws"
       statements = [
         { Sid = "List", Effect = "Allow", Action = ["s3:ListBucket"], Resource = [module.artifacts.arn] },
-        { Sid = "Sweep", Effect = "Allow", Action = ["s3:DeleteObject"], Resource = ["${local.store_arn}/payloads/*", "${local.store_arn}/results/*"] },
+        { Sid = "Sweep", Effect = "Allow", Action = ["s3:DeleteObject"], Resource = ["${local.store_arn}/payloads/*", "${local.store_arn}/results/*", "${local.store_arn}/bundles/*"] },
         { Sid = "Usage", Effect = "Allow", Action = ["s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"], Resource = ["${local.store_arn}/usage/*"] },
         {
           # These can't be limited to a group.
@@ -195,6 +195,7 @@ module "gateway" {
   hosts               = var.gateways
   certificate_arn     = var.certificate_arn
   allowed_cidrs       = var.allowed_cidrs
+  workers_address     = module.network.outgoing_address
   deletion_protection = var.deletion_protection
   tags                = local.tags
 }
@@ -238,10 +239,10 @@ module "worker_host" {
   root_volume_gb = each.value.root_volume_gb
   vpc_id         = module.network.vpc_id
   queue          = module.queue
-  secrets        = module.queue.secrets
+  secrets        = merge(module.queue.secrets, { STOKER_SECRET = module.secret.reference })
   release        = local.release
   arguments      = local.roles.worker.arguments
-  environment    = local.environment
+  environment    = merge(local.environment, { STOKER_URL = "https://${var.domain}" })
   statements     = local.roles.worker.statements
   log_group      = module.observability.log_groups["worker"]
   tags           = local.tags

@@ -39,7 +39,7 @@ output "worker_groups" {
 }
 
 output "role_names" {
-  description = "IAM roles of gateway, controller and of each pool's workers: attach what your functions need of AWS to the latter."
+  description = "IAM roles of gateway, controller and of each pool's workers: let the latter read buckets with weights of your own."
   value = {
     gateway    = module.gateway_host.role_name
     controller = module.controller_host.role_name

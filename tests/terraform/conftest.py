@@ -71,7 +71,11 @@ def cloud() -> Iterator[Cloud]:
 def initialised(terraform: Terraform, cloud: Cloud) -> Terraform:
     """Root and examples are initialised, and moto is their cloud."""
     variables = {
-        "minimal": {"certificate_arn": certificate(cloud, "us-east-1"), "allowed_cidrs": ["203.0.113.0/24"]},
+        "minimal": {
+            "certificate_arn": certificate(cloud, "us-east-1"),
+            "domain": "llm.example.com",
+            "allowed_cidrs": ["203.0.113.0/24"],
+        },
         "complete": {
             "certificate_arn": certificate(cloud, "eu-central-1"),
             "zone_id": "Z0123456789",

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,41 @@ from terraform_runs import ROOT
 from typer.testing import CliRunner
 
 from stoker.runtime.cli import app
+from stoker.runtime.worker.workplace import FIRST_UID, PLACES
 
 pytestmark = [pytest.mark.xdist_group("terraform"), pytest.mark.timeout(300)]
 
 FILES = ROOT / "terraform" / "modules" / "host" / "files"
+# The Python of the tests may be its user's alone.
+OPEN = "from stoker.runtime.worker import workplace; workplace.open_to_all = lambda path: True; "
+# A replica's place is made, its process starts as its user, is looked at and ended, and the place goes.
+LIFE_OF_A_FUNCTION = """
+import pathlib, psutil, subprocess, sys, tempfile
+from stoker.runtime.worker.memory_watch import own_bytes
+from stoker.runtime.worker.workplace import take_place
+with tempfile.TemporaryDirectory() as bundle:
+    place = take_place(pathlib.Path(bundle))
+    assert place.uid
+    start = f"import os; os.setresuid(*[{place.uid}] * 3); open('{place.folder}/tmp/mine', 'w').close()"
+    command = [sys.executable, "-c", start + "; print(flush=True); input()"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout.readline() == b"\\n" and own_bytes(child.pid) > 1 << 20
+    place.leave()
+    assert not psutil.pid_exists(child.pid) and not place.folder.exists()
+"""
 Files = dict[str, dict[str, str]]
+USERS = [0, FIRST_UID - 1, FIRST_UID, FIRST_UID + PLACES - 1, FIRST_UID + PLACES]
+# Which of these users can connect to the instance metadata's address.
+CONNECT = """
+import json, os, socket, sys
+listener = socket.create_server(("169.254.169.254", 80))
+reached = []
+for uid in map(int, sys.argv[1:]):
+    os.seteuid(uid)
+    reached.append(socket.socket().connect_ex(("169.254.169.254", 80)) == 0)
+    os.seteuid(0)
+print(json.dumps(reached))
+"""
 
 
 def hosts_of(plan: dict[str, Any], example: str) -> dict[str, Files]:
@@ -45,6 +76,10 @@ def hosts(plans: dict[str, dict[str, Any]]) -> dict[str, Files]:
     found = hosts_of(plans["complete"], "complete")
     assert len(found) == 5
     return found
+
+
+def is_worker(host: str) -> bool:
+    return "-pool-" in host
 
 
 def environment(files: Files, path: str) -> dict[str, str]:
@@ -100,13 +135,60 @@ def test_hosts_have_the_settings_that_stoker_reads(hosts: dict[str, Files], monk
         assert settings.store == "s3://stoker-prod-artifacts-123456789012-eu-central-1/store", name
         assert settings.data_dir == Path("/var/lib/stoker")
         assert given["STOKER_CLUSTER"] == "stoker-prod" and given["AWS_REGION"] == "eu-central-1"
+        assert given.get("STOKER_URL") == ("https://llm.example.com" if is_worker(name) else None)
 
 
 def test_no_secret_is_in_user_data(hosts: dict[str, Files]) -> None:
     for name, files in hosts.items():
         fetched = dict(line.split() for line in files["/etc/stoker/secrets"]["content"].splitlines())
-        assert "STOKER_REDIS" in fetched and ("STOKER_SECRET" in fetched) == ("-pool-" not in name)
+        assert fetched["STOKER_SECRET"] == "stoker-prod-key-seed" and "STOKER_REDIS" in fetched, name
         assert not {"STOKER_REDIS", "STOKER_SECRET"} & set(environment(files, "/etc/stoker/stoker.env"))
+
+
+def test_only_workers_are_root_and_give_functions_users_of_their_own(hosts: dict[str, Files]) -> None:
+    for name, files in hosts.items():
+        unit = files["/etc/systemd/system/stoker.service"]["content"]
+        [user] = re.findall(r"^User=(.*)$", unit, flags=re.M)
+        assert user == ("root" if is_worker(name) else "stoker")
+        assert environment(files, "/etc/stoker/bootstrap.env")["SERVICE_USER"] == user
+        assert f"stoker-disk /var/lib/stoker {user}\n" in unit
+        assert ("can_switch_users" in unit) == is_worker(name) == ("/usr/local/bin/stoker-metadata" in files)
+        if is_worker(name):
+            uids = f"{FIRST_UID}-{FIRST_UID + PLACES - 1}"
+            assert f"\nExecStartPre=+/usr/local/bin/stoker-metadata {uids}\n" in unit
+
+
+def test_a_workers_capabilities_are_enough(hosts: dict[str, Files]) -> None:
+    """For what the agent does with functions' users; in the sandbox of the unit, where that can be had."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("only root can give rights away")
+    unit = hosts["complete:stoker-prod-pool-l40s"]["/etc/systemd/system/stoker.service"]["content"]
+    [check] = re.findall(r'^ExecStartPre=\S+/python -c "(.*)"$', unit, flags=re.M)
+    [names] = re.findall(r"^CapabilityBoundingSet=(.*)$", unit, flags=re.M)
+    kept = ",".join(["-all", *(f"+{name.removeprefix('CAP_').lower()}" for name in names.split())])
+    sandbox = ["setpriv", "--no-new-privs", f"--bounding-set={kept}"]
+    # A folder that everybody may enter, which the tests' own isn't.
+    env = {**os.environ, "TMPDIR": os.environ["PYTEST_DEBUG_TEMPROOT"]}
+    for script in (check, LIFE_OF_A_FUNCTION):
+        subprocess.run([*sandbox, sys.executable, "-c", OPEN + script], env=env, check=True)
+    fewer = ["setpriv", "--no-new-privs", f"--bounding-set={kept.replace(',+setuid', '')}"]
+    refused = subprocess.run([*fewer, sys.executable, "-c", OPEN + check], capture_output=True, text=True)
+    assert "can not have users of their own" in refused.stderr
+
+
+def test_functions_can_not_reach_the_instance_metadata(tmp_path: Path) -> None:
+    """The host's own script, in a network of its own where everybody can connect to that address before it ran."""
+    if os.geteuid() != 0 or shutil.which("nft") is None:
+        pytest.skip("needs root and nft")
+    ready = "ip link set lo up && ip address add 169.254.169.254/32 dev lo"
+    script = f"bash {FILES / 'metadata.sh'} {FIRST_UID}-{FIRST_UID + PLACES - 1}"
+    connect = f"{sys.executable} -c '{CONNECT}' {' '.join(map(str, USERS))}"
+    body = "\n".join([ready, connect, script, script, connect])
+    done = subprocess.run(["unshare", "--net", "bash", "-ec", body], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    before, after = (json.loads(line) for line in done.stdout.splitlines())
+    assert before == [True] * len(USERS)
+    assert after == [user not in USERS[2:4] for user in USERS]
 
 
 @pytest.mark.parametrize("script", sorted(path.name for path in FILES.glob("*.sh")))
@@ -134,7 +216,7 @@ def boot(tmp_path: Path, release: Path) -> Callable[..., subprocess.CompletedPro
     def run(role: str, digest: str, lifecycle: str = "InService") -> subprocess.CompletedProcess[str]:
         (tmp_path / "lifecycle").write_text(lifecycle)
         (tmp_path / "etc/stoker/bootstrap.env").write_text(
-            f"ROLE={role}\nRELEASE_URL=s3://b/r\nRELEASE_DIGEST={digest}\n"
+            f"ROLE={role}\nSERVICE_USER=nobody\nRELEASE_URL=s3://b/r\nRELEASE_DIGEST={digest}\n"
         )
         script = re.sub(r"(?<![\w.:/])/(etc|opt|var)/", rf"{tmp_path}/\1/", (FILES / "boot.sh").read_text())
         path = f"{stubs}:{os.environ['PATH']}"
@@ -165,7 +247,7 @@ def disk(tmp_path: Path) -> Callable[..., list[str]]:
         script = (FILES / "disk.sh").read_text().replace("/opt/dlami", f"{tmp_path}/dlami")
         path = f"{stubs}:{os.environ['PATH']}"
         done = subprocess.run(
-            ["bash", "-c", script, "disk", tmp_path / "data"], env={"PATH": path}, capture_output=True
+            ["bash", "-c", script, "disk", tmp_path / "data", "nobody"], env={"PATH": path}, capture_output=True
         )
         assert done.returncode == accept, done.stderr
         calls = (tmp_path / "calls").read_text() if (tmp_path / "calls").exists() else ""

@@ -2,6 +2,7 @@
 
 import importlib.util
 import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -31,8 +32,20 @@ def test_gateways_and_controllers_install_no_torch(release: Path) -> None:
     control, worker = ((release / f"requirements-{role}.txt").read_text().split() for role in ("control", "worker"))
     assert control[:2] == worker[:2] == ["-c", "constraints.txt"]
     assert {line.split(">")[0] for line in worker} >= {"torch", "triton", "redis[hiredis]", "boto3"}
-    assert not any(line.startswith(("torch", "triton", "numpy")) for line in control)
+    assert not any(line.startswith(("torch", "triton")) for line in control)
     assert any(line.startswith("redis[hiredis]") for line in control)
+
+
+def test_gateways_and_controllers_start_without_what_only_workers_have(builder: ModuleType) -> None:
+    started = (
+        "runtime.cli",
+        "runtime.gateway.server",
+        "runtime.controller.controller",
+        "runtime.controller.aws_provider",
+    )
+    lines = ["import sys", *(f"sys.modules[{name!r}] = None" for name in builder.WORKERS_ONLY)]
+    lines += [f"import stoker.{name}" for name in started]
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
 
 
 @pytest.mark.parametrize("wheels", [0, 2])

@@ -50,6 +50,7 @@ module "stoker" {
   name            = "stoker-prod"
   release_dir     = "${path.module}/../../../dist/release"
   certificate_arn = var.certificate_arn
+  domain          = var.domain
   allowed_cidrs   = ["203.0.113.0/24", "198.51.100.0/24"]
   zones           = ["eu-central-1a", "eu-central-1b", "eu-central-1c"]
   gateways        = 2

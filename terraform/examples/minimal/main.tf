@@ -29,6 +29,11 @@ variable "certificate_arn" {
   description = "ACM certificate of the name under which the gateway is called."
 }
 
+variable "domain" {
+  type        = string
+  description = "That name, such as llm.example.com: point it at the output dns_name."
+}
+
 variable "allowed_cidrs" {
   type        = list(string)
   description = "IPv4 ranges that may call the gateway."
@@ -46,6 +51,7 @@ module "stoker" {
   name            = "stoker"
   release_dir     = "${path.module}/../../../dist/release"
   certificate_arn = var.certificate_arn
+  domain          = var.domain
   allowed_cidrs   = var.allowed_cidrs
   worker_ami_id   = var.worker_ami_id
 

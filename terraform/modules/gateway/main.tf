@@ -21,6 +21,16 @@ resource "aws_vpc_security_group_ingress_rule" "https" {
   cidr_ipv4         = each.value
 }
 
+# The load balancer has public addresses only, so calls from inside come through the NAT gateway.
+resource "aws_vpc_security_group_ingress_rule" "workers" {
+  security_group_id = aws_security_group.balancer.id
+  description       = "Functions that call functions"
+  ip_protocol       = "tcp"
+  from_port         = 443
+  to_port           = 443
+  cidr_ipv4         = "${var.workers_address}/32"
+}
+
 resource "aws_vpc_security_group_egress_rule" "hosts" {
   #checkov:skip=CKV_AWS_23:Rules between groups have no description: the test server forgets it, and the plan would never be empty.
   security_group_id            = aws_security_group.balancer.id

@@ -61,6 +61,11 @@ variable "allowed_cidrs" {
   }
 }
 
+variable "workers_address" {
+  type        = string
+  description = "The address from which workers call: functions call each other."
+}
+
 variable "deletion_protection" {
   type        = bool
   description = "Whether the load balancer can't be destroyed."

@@ -12,6 +12,7 @@ locals {
 
   bootstrap = {
     ROLE           = var.role
+    SERVICE_USER   = local.user
     RELEASE_URL    = "s3://${var.release.bucket}/${var.release.prefix}"
     RELEASE_DIGEST = var.release.digest
     LOG_GROUP      = var.log_group.name
@@ -19,13 +20,23 @@ locals {
 
   secrets = join("", [for variable, secret in var.secrets : "${variable} ${secret.id}\n"])
 
+  # A worker starts functions as users of their own, for which it must be root; nothing else needs to be.
+  is_worker     = var.role == "worker"
+  user          = local.is_worker ? "root" : "stoker"
+  function_uids = "1900000000-1900004095"
+
   files = {
     "/etc/stoker/secrets"       = { mode = "0644", content = local.secrets }
     "/etc/stoker/stoker.env"    = { mode = "0644", content = join("", [for key, value in local.environment : "${key}=${value}\n"]) }
     "/etc/stoker/bootstrap.env" = { mode = "0644", content = join("", [for key, value in local.bootstrap : "${key}=${value}\n"]) }
     "/etc/systemd/system/stoker.service" = {
-      mode    = "0644"
-      content = templatefile("${path.module}/files/stoker.service.tftpl", { role = var.role, arguments = var.arguments })
+      mode = "0644"
+      content = templatefile("${path.module}/files/stoker.service.tftpl", {
+        role          = var.role
+        arguments     = var.arguments
+        user          = local.user
+        function_uids = local.function_uids
+      })
     }
     "/etc/logrotate.d/stoker"       = { mode = "0644", content = file("${path.module}/files/logrotate") }
     "/opt/stoker/log-agent.json"    = { mode = "0644", content = templatefile("${path.module}/files/log-agent.json.tftpl", { log_group = var.log_group.name }) }
@@ -34,8 +45,12 @@ locals {
     "/usr/local/bin/stoker-secrets" = { mode = "0755", content = file("${path.module}/files/secrets.sh") }
   }
 
+  worker_files = {
+    "/usr/local/bin/stoker-metadata" = { mode = "0755", content = file("${path.module}/files/metadata.sh") }
+  }
+
   user_data = join("\n", ["#cloud-config", jsonencode({
-    write_files = [for path, file in local.files : { path = path, permissions = file.mode, content = file.content }]
+    write_files = [for path, file in merge(local.files, local.is_worker ? local.worker_files : {}) : { path = path, permissions = file.mode, content = file.content }]
     runcmd      = [["/usr/local/bin/stoker-boot"]]
   }), ""])
 
@@ -129,7 +144,8 @@ resource "aws_launch_template" "this" {
     http_endpoint               = "enabled"
     http_tokens                 = "required"
     http_put_response_hop_limit = 1
-    instance_metadata_tags      = var.role == "worker" ? "enabled" : "disabled"
+    http_protocol_ipv6          = "disabled"
+    instance_metadata_tags      = local.is_worker ? "enabled" : "disabled"
   }
 
   block_device_mappings {

@@ -8,6 +8,11 @@ output "public_subnet_ids" {
   value       = [for zone in var.zones : aws_subnet.public[zone].id]
 }
 
+output "outgoing_address" {
+  description = "The address from which hosts in private subnets are seen outside."
+  value       = aws_eip.nat.public_ip
+}
+
 output "private_subnet_ids" {
   description = "Subnets of hosts and queue, one per zone."
   value       = [for zone in var.zones : aws_subnet.private[zone].id]

@@ -10,8 +10,10 @@ about_me() {
     curl -sf -H "X-aws-ec2-metadata-token: $token" "$metadata/meta-data/$1"
 }
 
-id stoker &>/dev/null || useradd --system --home-dir /var/lib/stoker --shell /sbin/nologin stoker
-install -d -o stoker -g stoker /var/lib/stoker /var/log/stoker
+# Functions' own users must be able to read Python and the release.
+umask 022
+id "$SERVICE_USER" &>/dev/null || useradd --system --home-dir /var/lib/stoker --shell /sbin/nologin "$SERVICE_USER"
+install -d -o "$SERVICE_USER" -g "$SERVICE_USER" /var/lib/stoker /var/log/stoker
 
 command -v python3.12 &>/dev/null || dnf install -q -y python3.12
 aws s3 cp --quiet --recursive "$RELEASE_URL/" "$release/"

@@ -1,8 +1,8 @@
 #!/bin/bash
-# Before every start of the service: the host's local NVMe disks, striped, are mounted at $1; weights are cached there. They
-# are empty after a stop. A host without such disks keeps its cache on the root volume.
+# Before every start of the service: the host's local NVMe disks, striped, are mounted at $1, for the user $2 alone; weights
+# are cached there. They are empty after a stop. A host without such disks keeps its cache on the root volume.
 set -euo pipefail
-target=$1
+target=$1 user=$2
 
 mount_disks() {
     # The NVIDIA images of AWS stripe and mount the disks themselves.
@@ -28,4 +28,4 @@ mount_disks() {
 
 mkdir -p "$target"
 if ! mountpoint -q "$target"; then mount_disks; fi
-install -d -o stoker -g stoker "$target" "$target/logs"
+install -d -m 0700 -o "$user" -g "$user" "$target" "$target/logs"
