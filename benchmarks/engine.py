@@ -138,11 +138,15 @@ def started(model: str) -> tuple[Engine, list[Row]]:
     return engine, rows
 
 
-def random_engine(model: str, token_budget: int = TOKEN_BUDGET) -> Engine:
+def random_engine(model: str, token_budget: int = TOKEN_BUDGET, adapter_slots: int = 0) -> Engine:
     """Normal * 0.02, norms 1, bfloat16."""
     config = ModelConfig.from_hf({**BASE, **SHAPES[model]})
     wanted = EngineOptions(
-        device="cuda", max_seqs=MAX_SEQS, max_model_len=MAX_MODEL_LEN, token_budget=token_budget
+        device="cuda",
+        max_seqs=MAX_SEQS,
+        max_model_len=MAX_MODEL_LEN,
+        token_budget=token_budget,
+        adapter_slots=adapter_slots,
     ).resolve(config)
     weights = plan(config, wanted)
     torch.manual_seed(0)

@@ -4,8 +4,10 @@ Every candidate is checked against torch before it is timed. A product goes to t
 more than the noise.
 """
 
+import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -69,7 +71,7 @@ def tune() -> None:
     name = torch.cuda.get_device_name()
     attention = {dim: best_tiles(dim) for dim in HEAD_SIZES}
     measured = [best_blocks(rows, *shape) for shape in SHAPES for rows in CANDIDATES]
-    tuning.write(tuning.path(name), Tuned(attention, tuple(measured)), name)
+    write(tuning.path(name), Tuned(attention, tuple(measured)), name)
     tuning.tuned.cache_clear()
 
 
@@ -147,3 +149,10 @@ def fastest(what: str, times: dict[Choice, float]) -> Choice:
     ordered = sorted(times, key=lambda choice: times[choice])
     log(f"{what}: " + "; ".join(f"{tuple(choice)} {times[choice] * 1e6:.1f} us" for choice in ordered[:7]))
     return ordered[0]
+
+
+def write(file: Path, table: Tuned, device_name: str) -> None:
+    attention = ",\n".join(f'  "{dim}": {json.dumps(tiles)}' for dim, tiles in table.attention.items())
+    gemv = ",\n".join(f"  {json.dumps(entry)}" for entry in table.gemv)
+    device = json.dumps(device_name)
+    file.write_text(f'{{\n "device": {device},\n "attention": {{\n{attention}\n }},\n "gemv": [\n{gemv}\n ]\n}}\n')

@@ -93,13 +93,13 @@ def write_tokenizer(vocabulary: int, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
 
 
-def random_model(shape: str, folder: Path) -> Path:
+def random_model(shape: str, folder: Path, seed: int = 0) -> Path:
     """A Hugging Face folder with random weights, made once."""
     if (folder / "config.json").exists():
         return folder
     config = {**BASE, **SHAPES[shape], "torch_dtype": "bfloat16", "eos_token_id": None, "bos_token_id": None}
     folder.mkdir(parents=True, exist_ok=True)
-    write_weights(config, folder)
+    write_weights(config, folder, seed)
     write_tokenizer(config["vocab_size"], folder)
     (folder / "config.json").write_text(json.dumps(config))
     return folder

@@ -1,4 +1,5 @@
-"""stoker's queue and its peers, side by side: the same no-op jobs, server (AOF everysec), transport and process count.
+"""stoker's queue and its peers, side by side: the same no-op jobs, server (AOF, fsync every second), transport and
+process count.
 
 One producer process enqueues `--jobs` jobs; then one worker process (32 at a time, or 8 threads) runs them with
 results stored; then single jobs reach the idle worker. Per job, enqueue and processing together: round trips are the
@@ -13,7 +14,6 @@ import os
 import shutil
 import statistics
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ from typing import Any
 from redis import Redis
 
 from benchmarks.report import percentile, print_table, save
+from benchmarks.venvs import PeerFailed, peer_environment, peer_python
 from stoker.queue.embedded import EmbeddedValkey
 
 DATA = Path(".stoker").resolve()
@@ -52,10 +53,6 @@ METRICS = (
 )
 
 
-class PeerFailed(Exception):
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class Counters:
     """The server's own, since its start."""
@@ -81,7 +78,12 @@ class Peer:
         self._log = log
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment()
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=peer_environment(REQUIREMENTS[name]),
             )
 
     def ask(self, order: str) -> dict[str, Any]:
@@ -109,27 +111,6 @@ class Peer:
 
     def _tail(self) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-5:]) or "ended without a word"
-
-
-def environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-
-
-def python_of(name: str) -> Path:
-    """The interpreter with the library installed; raises PeerFailed when pip can't."""
-    if not REQUIREMENTS[name]:
-        return Path(sys.executable)
-    folder = DATA / "bench-peers" / name
-    python, wanted = folder / "bin" / "python", "\n".join(REQUIREMENTS[name])
-    mark = folder / "requirements.txt"
-    if not mark.exists() or mark.read_text() != wanted:
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        command = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *REQUIREMENTS[name]]
-        installed = subprocess.run(command, capture_output=True, text=True)
-        if installed.returncode:
-            raise PeerFailed(installed.stderr.strip().splitlines()[-1])
-        mark.write_text(wanted)
-    return python
 
 
 def measure(name: str, python: Path, jobs: int, pulses: int) -> dict[str, Any]:
@@ -215,7 +196,7 @@ def compare(names: list[str], jobs: int, rounds: int, pulses: int) -> dict[str, 
     measured: dict[str, list[dict[str, Any]]] = {}
     for name in names:
         try:
-            pythons[name] = python_of(name)
+            pythons[name] = peer_python(name, REQUIREMENTS[name])
         except PeerFailed as failure:
             failures[name] = {"failed": str(failure)}
     for _ in range(rounds):

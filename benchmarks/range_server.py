@@ -11,8 +11,9 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-REQUEST = re.compile(rb"(GET|HEAD) /([^ ?]*)\S* HTTP/1\.1\r\n", re.IGNORECASE)
-RANGE = re.compile(rb"\r\nrange: *bytes=(\d+)-(\d+)\r\n", re.IGNORECASE)
+# A path, or a whole address as some clients send it.
+REQUEST = re.compile(rb"(GET|HEAD) (?:http://[^/ ]*)?/([^ ?]*)\S* HTTP/1\.1\r\n", re.IGNORECASE)
+RANGE = re.compile(rb"\r\nrange: *bytes=(\d+)-(\d*)\r\n", re.IGNORECASE)
 MISSING = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -38,7 +39,7 @@ class Handler(socketserver.StreamRequestHandler):
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             wanted = RANGE.search(head)
-            start, stop = (int(wanted[1]), min(int(wanted[2]) + 1, size)) if wanted else (0, size)
+            start, stop = (int(wanted[1]), min(int(wanted[2] or size) + 1, size)) if wanted else (0, size)
             self.request.sendall(head_of(size, start, stop, bool(wanted)))
             while request[1] == b"GET" and start < stop:
                 start += os.sendfile(self.request.fileno(), file.fileno(), start, stop - start)

@@ -2,8 +2,10 @@
 
 One real gateway process, one agent-side process that replays tokens (`streaming_worker`), one embedded server, and this
 process as all the clients. Latency: from the moment a step's tokens are handed to the agent's outbox to the moment the
-client reads them. CPU: user and system time of gateway and agent while all streams run, in cores.
-Run: python -m benchmarks.streaming [--streams 200] [--rate 50] [--tokens 500] [--engines 1 4]
+client reads them. CPU: user and system time of gateway and agent while all streams run, in cores. Left to itself, a
+kernel with two cores often runs gateway and server in turns on one of them while the other idles; with --apart the
+gateway has a core for itself, and everything else the rest.
+Run: python -m benchmarks.streaming [--streams 200] [--rate 50] [--tokens 500] [--engines 1 4] [--apart]
 """
 
 import argparse
@@ -152,6 +154,14 @@ async def ready(port: int) -> None:
     raise SystemExit("the gateway did not start")
 
 
+def keep_apart(gateway: int, *others: int | None) -> None:
+    """`others`, and this process with what it will start, on all cores but the gateway's."""
+    first, *rest = sorted(os.sched_getaffinity(0))
+    for pid, cores in [(gateway, {first}), *((pid, set(rest)) for pid in (*others, os.getpid()) if pid)]:
+        for thread in psutil.Process(pid).threads():
+            os.sched_setaffinity(thread.id, cores)
+
+
 async def measure_all(server: EmbeddedValkey, options: argparse.Namespace) -> list[Any]:
     await deploy(server.url)
     port = free_port()
@@ -160,6 +170,8 @@ async def measure_all(server: EmbeddedValkey, options: argparse.Namespace) -> li
     gateway = subprocess.Popen([*command, "--redis", server.url, "--store", store])
     try:
         await ready(port)
+        if options.apart:
+            keep_apart(gateway.pid, server.pid)
         rounds = [engines for _ in range(options.rounds) for engines in options.engines]
         return [await measure(server, gateway.pid, port, options, engines) for engines in rounds]
     finally:
@@ -179,6 +191,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=500, help="of each stream")
     parser.add_argument("--engines", type=int, nargs="+", default=[1, 4], help="engines that share the streams")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--apart", action="store_true", help="the gateway on a core of its own")
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args()
     folder = DATA / "bench-streaming"

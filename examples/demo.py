@@ -17,9 +17,10 @@ from rich.table import Table
 
 from stoker.coldstart.timeline import Row
 from stoker.coldstart.waterfall import moved_bytes
+from stoker.runtime.client.client import Client
 from stoker.runtime.local import LocalStack
 from stoker.runtime.publishing import push_model
-from stoker.runtime.sdk import Client
+from stoker.runtime.supervisor import address_lines
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / ".stoker"
@@ -93,8 +94,9 @@ def wait_until_asleep(client: Client) -> None:
 
 
 def show_how_to_call(url: str) -> None:
+    found = "".join(f"\n{line}" for line in address_lines(url))
     console.print(
-        f"""
+        f"""{found}
 [bold]Try[/bold]
   curl {url}/v1/chat/completions -H 'content-type: application/json' \\
     -d '{{"model": "smollm2", "temperature": 0, "max_tokens": 50,

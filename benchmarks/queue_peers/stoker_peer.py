@@ -48,7 +48,7 @@ async def settled(ledger: Ledger, outbox: Outbox) -> None:
 
 async def work(url: str) -> None:
     broker = Broker(connect(url))
-    bells = Bells(url, "worker", on_cancel=lambda job_id: None)
+    bells = Bells(url, "worker", on_cancel=lambda *_: None)
     await bells.start()
     claimer = Claimer(broker, bells, FUNCTION, "worker", WAIT_S)
     outbox = Outbox(broker, FUNCTION, on_stale=lambda job_id: None)
