@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -35,6 +36,27 @@ server.start()
 print(server.get_host_and_port()[1], flush=True)
 sys.stdin.read()
 """
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Functions that tests deploy share files with the tests, so they run as the tests' user: nobody else may enter the
+    folder for temporary files, and a worker gives them users of their own only where everybody may."""
+    if "STOKER_TESTS_TMPDIR" not in os.environ:
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.gettempdir()
+        os.environ["TMPDIR"] = os.environ["STOKER_TESTS_TMPDIR"] = tempfile.mkdtemp(prefix="t")
+        config.add_cleanup(lambda: shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True))
+    tempfile.tempdir = os.environ["TMPDIR"]
+
+
+@pytest.fixture(scope="session")
+def tiny_store_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A published language model of random weights; one word of the text is one token. Don't write to it."""
+    from benchmarks.models import random_model
+
+    folder = tmp_path_factory.mktemp("tiny")
+    url = (folder / "store").as_uri()
+    publish(random_model("tiny", folder / "model"), open_store(url))
+    return url
 
 
 @contextmanager

@@ -74,6 +74,7 @@ def test_gateway_and_controller_do_not_import_the_engine(part: str) -> None:
         "stoker.runtime.supervisor",
         "stoker.runtime.cli",
         "stoker.runtime.sdk",
+        "stoker.runtime.client.client",
     ],
 )
 def test_control_plane_never_imports_torch(module: str) -> None:

@@ -18,9 +18,9 @@ from botocore.exceptions import BotoCoreError, ClientError
 from stoker.queue.cluster import FLEET_MEMORY, LEADER
 from stoker.queue.embedded import EmbeddedValkey
 from stoker.queue.records import pack, unpack
+from stoker.runtime.client.client import Client
 from stoker.runtime.deployment import deploy
 from stoker.runtime.processes import parent_mark
-from stoker.runtime.sdk import Client
 from stoker.runtime.supervisor import check_port
 from tests.e2e.aws_api import KEYS, Faults, Moto, Proxy, answers, until
 
@@ -234,7 +234,7 @@ class Cloud:
 
     def submit(self, value: object) -> str:
         with self.client() as client:
-            return client.submit("work", value)["id"]
+            return client.spawn("work", value).id
 
     def job(self, job_id: str) -> dict[str, Any]:
         with self.client() as client:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from stoker.queue.embedded import EmbeddedValkey
+from stoker.runtime.client.client import Client
 from stoker.runtime.deployment import deploy
 from stoker.runtime.processes import parent_mark
-from stoker.runtime.sdk import Client
 from stoker.runtime.supervisor import check_port
 from tests.e2e.aws_api import answers, until
 from tests.e2e.cloud import APP, CLI, WITHOUT_ENGINE
@@ -55,7 +55,7 @@ def replicas(client: Client) -> dict[str, int]:
 
 def test_replicas_spread_over_the_machines(client: Client, tmp_path: Path) -> None:
     gates = [tmp_path / "gate1", tmp_path / "gate2"]
-    jobs = [client.submit("work", str(gate))["id"] for gate in gates]
+    jobs = [client.spawn("work", str(gate)).id for gate in gates]
     until(lambda: all(client.job(job)["state"] == "running" for job in jobs), "both jobs to run")
     until(lambda: replicas(client) == {"one": 1, "two": 1}, "a replica on each", 10)
     for gate in gates:
@@ -65,7 +65,7 @@ def test_replicas_spread_over_the_machines(client: Client, tmp_path: Path) -> No
 
 def test_a_version_that_is_replaced_finishes_what_it_runs(client: Client, tmp_path: Path) -> None:
     app, gate = tmp_path / "app.py", tmp_path / "gate"
-    job = client.submit("work", str(gate))["id"]
+    job = client.spawn("work", str(gate)).id
     until(lambda: client.job(job)["state"] == "running", "the job to run")
     app.write_text(app.read_text().replace("return gate", "return gate + '!'"))
     deploy(app, client)

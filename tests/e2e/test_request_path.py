@@ -10,8 +10,9 @@ import httpx
 import openai
 import pytest
 
+from stoker.runtime.client.client import Client
+from stoker.runtime.client.errors import StokerError
 from stoker.runtime.local import LocalStack
-from stoker.runtime.sdk import Client, StokerError
 from tests.e2e.apps import write_chat
 
 pytestmark = [pytest.mark.real_model, pytest.mark.xdist_group("e2e")]
@@ -144,12 +145,12 @@ def test_a_generator_streams_and_also_answers_whole(stack: LocalStack) -> None:
 
 def test_a_job_is_submitted_followed_and_cancelled(stack: LocalStack) -> None:
     with stack.client() as client:
-        job = client.submit("slow", 30)
+        job = client.spawn("slow", 30)
         deadline = time.monotonic() + 30
-        while client.job(job["id"])["state"] != "running":
+        while job.status()["state"] != "running":
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        assert client.cancel(job["id"])["state"] == "cancelled"
+        assert job.cancel()["state"] == "cancelled"
         assert client.invoke("slow", 0.01) == 0.01
 
 
@@ -224,7 +225,7 @@ def test_a_function_that_can_not_start_says_so_at_once_and_recovers_with_a_deplo
     stack: LocalStack, app_folder: Path
 ) -> None:
     body = "@app.function()\ndef late(x):\n    return {value}\n"
-    hidden = "import os\nif 'extra_app' in __name__ and 'bundles' in __file__:\n    import not_installed_here\n"
+    hidden = "import os\nif 'extra_app' in __name__ and '/code/' in __file__:\n    import not_installed_here\n"
     stack.deploy(write_app(app_folder, hidden + body.format(value=1)))
     with stack.client() as client:
         with pytest.raises(StokerError, match="not_installed_here"):
@@ -237,10 +238,10 @@ def test_a_function_that_can_not_start_says_so_at_once_and_recovers_with_a_deplo
         assert client.invoke("late") == 2
 
 
-def test_a_wrong_input_is_a_400(stack: LocalStack) -> None:
+def test_a_wrong_input_is_refused_before_there_is_a_job(stack: LocalStack) -> None:
     with stack.client() as client, pytest.raises(StokerError, match="x, y .optional.") as caught:
         client.invoke("add", 3)
-    assert caught.value.status == 400 and caught.value.job_id
+    assert (caught.value.status, caught.value.code, caught.value.job_id) == (422, "invalid_input", "")
 
 
 def test_missing_weights_are_refused_at_deployment(stack: LocalStack, tmp_path: Path, app_folder: Path) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from stoker.runtime.client.client import Client
+from stoker.runtime.client.errors import StokerError
 from stoker.runtime.local import LocalStack
-from stoker.runtime.sdk import Client, StokerError
 
 pytestmark = pytest.mark.xdist_group("functions")
 
@@ -93,7 +94,7 @@ def test_a_version_that_can_not_start_does_not_take_the_working_one_down(
     client: Client, stack: LocalStack, tmp_path: Path
 ) -> None:
     assert client.invoke("odd", "normal") == "fine"
-    deploy(stack, tmp_path, value="new", top="if os.path.dirname(__file__).count('bundles'): 1 / 0")
+    deploy(stack, tmp_path, value="new", top="if os.path.dirname(__file__).endswith('/code'): 1 / 0")
     deadline = time.monotonic() + 6
     while time.monotonic() < deadline:
         assert client.invoke("odd", "normal") == "fine"
@@ -125,7 +126,7 @@ def test_a_bundle_that_is_damaged_fails_the_job(client: Client, stack: LocalStac
 def test_a_loading_replica_that_is_no_longer_wanted_goes(client: Client, stack: LocalStack, tmp_path: Path) -> None:
     client.delete("odd")
     deploy(stack, tmp_path, value="slow", top="time.sleep(4)")
-    client.submit("odd", "normal")
+    client.spawn("odd", "normal")
     time.sleep(1)
     client.delete("odd")
     deploy(stack, tmp_path, value="quick")

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from stoker.kernels import reference
-from stoker.runtime.engine.bert import BertConfig, BertWeights
+from stoker.runtime.encoder.bert import BertConfig, BertWeights
+from stoker.runtime.encoder.embedder import Embedder
 from stoker.runtime.engine.config import ModelConfig
-from stoker.runtime.engine.embedder import Embedder
 from stoker.runtime.engine.engine import Engine
 from stoker.runtime.engine.options import EngineOptions
 from stoker.runtime.engine.request import Delta, EmbedRequest, GenerationRequest, SamplingParams

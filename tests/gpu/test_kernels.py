@@ -319,7 +319,7 @@ def test_the_sampler_replays_with_other_parameters(ops):
 
 def test_nothing_compiles_after_warm_up(ops):
     """Other lengths, batch sizes and offsets into a buffer reuse the variants that a warm-up of each plan has made."""
-    from stoker.kernels.launch import compiled_variants
+    from stoker.kernels.launch import origins
 
     weight = torch.randn(HIDDEN, HIDDEN, dtype=torch.bfloat16, device="cuda")
 
@@ -344,7 +344,7 @@ def test_nothing_compiles_after_warm_up(ops):
         step([1] * batch, [8192] * batch, 0)
     step([2, 2], [40, 50], 0)
     step([2048], [2048], 0)
-    warm = compiled_variants()
+    warm = origins()
     for round_ in range(6):
         batch = 1 + 11 * round_
         contexts = torch.randint(200, 4000, (batch,)).tolist()
@@ -352,4 +352,4 @@ def test_nothing_compiles_after_warm_up(ops):
         step([1] * batch, contexts, round_)
         step([3] * batch, contexts, round_)
         step([1000 + 37 * round_], [4096 + round_], round_)
-    assert compiled_variants() == warm
+    assert origins() == warm

@@ -77,7 +77,7 @@ async def test_no_bell_is_missed(
 ) -> None:
     cancelled: list[str] = []
     async with Proxy(tmp_path / "p", server.socket_path).running() as proxy:
-        bells = Bells(proxy.url, "w", on_cancel=cancelled.append)
+        bells = Bells(proxy.url, "w", on_cancel=lambda job_id, _: cancelled.append(job_id))
         await bells.start()
         while await bells.wait("f", 0.2):
             pass

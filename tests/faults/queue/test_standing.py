@@ -13,6 +13,7 @@ import pytest
 import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from stoker.queue import claimer as claimer_module
 from stoker.queue import subscriber
 from stoker.queue.broker import Broker
 from stoker.queue.claimer import Claimer
@@ -88,8 +89,10 @@ async def test_a_message_that_is_lost_on_its_way(
     """The worker's next claim is answered with the job."""
     monkeypatch.setattr(subscriber, "PING_AFTER_S", 0.1)
     monkeypatch.setattr(subscriber, "DEAD_AFTER_S", 0.3)
+    # On a busy machine too, it stands until the job comes.
+    monkeypatch.setattr(claimer_module, "STAND_MARGIN_MS", 10_000)
     async with Proxy(tmp_path / "p", server.socket_path).running() as proxy:
-        bells = Bells(proxy.url, "w", on_cancel=lambda _: None)
+        bells = Bells(proxy.url, "w", on_cancel=lambda *_: None)
         await bells.start()
         claimer, new = Claimer(broker, bells, "f", "w", 0.2), job()
         while await claimer.wait():
@@ -132,7 +135,7 @@ async def reconnected(claimer: Claimer) -> list[Any]:
 async def test_a_lost_reply_of_the_enqueue_that_handed_over(
     server: EmbeddedValkey, broker: Broker, oracle: Oracle, job: MakeJob, tmp_path: Path
 ) -> None:
-    bells = Bells(server.url, "w", on_cancel=lambda _: None)
+    bells = Bells(server.url, "w", on_cancel=lambda *_: None)
     await bells.start()
     claimer, earlier, new = Claimer(broker, bells, "f", "w", 5), job(), job()
     await broker.enqueue(earlier)

@@ -29,7 +29,7 @@ async def work_forever(url: str, name: str, lease_ms: int) -> None:
     broker = Broker(connect(url), lease_ms=lease_ms, backoff_base_ms=1, backoff_cap_ms=5)
     held: dict[str, int] = {}
     beats = asyncio.create_task(beat_forever(broker, name, held))
-    bells = Bells(url, name, on_cancel=lambda _: None)
+    bells = Bells(url, name, on_cancel=lambda *_: None)
     await insist(bells.start, PATIENCE_S)
     claimer = Claimer(broker, bells, "f", name, WAIT_S)
     while not beats.done():
@@ -82,7 +82,7 @@ def stand(url: str, name: str, orders: Connection) -> None:
 
 async def stand_forever(url: str, name: str, orders: Connection) -> None:
     broker = Broker(connect(url), lease_ms=500)
-    bells = Bells(url, name, on_cancel=lambda _: None)
+    bells = Bells(url, name, on_cancel=lambda *_: None)
     await bells.start()
     while await bells.wait("f", WAIT_S):
         pass
