@@ -142,10 +142,10 @@ class Broker:
         flat = await self._scripts.run("beat", function, [worker, self.lease_ms, *pairs])
         return {job_id.decode(): reason.decode() for job_id, reason in zip(flat[::2], flat[1::2], strict=True)}
 
-    async def unlimit(self, function: str, held: Mapping[str, int]) -> int:
-        """Jobs (id -> fence) that are kept but not run: until the next claim, no limit of a run ends them. Returns how
-        many of them are held."""
-        return await self._scripts.run("unlimit", function, list(chain.from_iterable(held.items())))
+    async def set_aside(self, function: str, held: Mapping[str, int]) -> int:
+        """Jobs (id -> fence) that are kept but not run: until the next claim, readers find them queued and no limit of
+        a run ends them. Returns how many of them are held."""
+        return await self._scripts.run("aside", function, list(chain.from_iterable(held.items())))
 
     def emit(self, function: str, emissions: Sequence[Emission]) -> Awaitable[list[str]]:
         """One round trip for all, begun at once if the connection is open. Returns the ids of jobs that these fences no

@@ -93,7 +93,10 @@ def sections_of(state: str) -> tuple[Section, ...]:
         return SECTIONS
     if JobState(state).terminal:
         return ("ended",)
-    return ("running",) if state == JobState.RUNNING else ("queued", "delayed")
+    if state == JobState.RUNNING:
+        return ("running",)
+    # What a worker keeps without running it is queued.
+    return ("running", "queued", "delayed") if state == JobState.QUEUED else ("queued", "delayed")
 
 
 def start_of(section: Section, name: str, after: Place | None) -> str | None:

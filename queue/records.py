@@ -309,7 +309,8 @@ class Attempt:
 @dataclass(frozen=True, slots=True)
 class Job:
     """A job's record as a reader sees it. `reason` says in words why it ended without a worker's verdict; `metered`:
-    `usage` is what it had used when it was stopped from outside."""
+    `usage` is what it had used when it was stopped from outside; `aside`: it is queued with a worker, which keeps it
+    for another one."""
 
     id: str
     function: str
@@ -333,6 +334,7 @@ class Job:
     route: bytes = b""
     past_attempts: Sequence[Attempt] = ()
     metered: bool = False
+    aside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

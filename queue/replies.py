@@ -135,17 +135,18 @@ def job(function: str, job_id: str, reply: list[Any]) -> Job:
     flat, packed, ahead = reply
     row = {name.decode(): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
     result, error, usage, notes = outcome(packed)
+    aside = is_aside(row)
     return Job(
         id=job_id,
         function=function,
         tenant=row["tenant"].decode(),
-        state=JobState(row["state"].decode()),
+        state=JobState.QUEUED if aside else JobState(row["state"].decode()),
         attempt=int(row.get("attempt", 0)),
         max_attempts=int(row.get("max", USUAL_MAX)),
         priority=int(row.get("priority", USUAL_PRIORITY)),
         stream=row.get("stream") == b"1",
         enqueued_ms=int(row["enqueued"]),
-        started_ms=number(row.get("began")),
+        started_ms=None if aside else number(row.get("began")),
         finished_ms=number(row.get("ended")),
         worker=row.get("worker", b"").decode(),
         reason=row.get("reason", b"").decode(),
@@ -158,7 +159,13 @@ def job(function: str, job_id: str, reply: list[Any]) -> Job:
         route=row.get("route", b""),
         past_attempts=past_attempts(row.get("log", b"")),
         metered="metered" in row,
+        aside=aside,
     )
+
+
+def is_aside(row: dict[str, bytes]) -> bool:
+    """Whether the worker that has the job keeps it without running it; `visit` in list.lua knows it too."""
+    return row["state"] == b"running" and row.get("aside") == row.get("fence")
 
 
 def past_attempts(log: bytes) -> list[Attempt]:

@@ -68,7 +68,7 @@ def settle(view: View, trials: Mapping[str, Trial], failures: Mapping[str, Failu
     cases = {
         name: Case(at[name], plans[name], unplaced.count(name), failed[name])
         for name in view.specs
-        if at[name].demand.queued
+        if at[name].demand.queued or name in unplaced
     }
     return Decision(
         keep,

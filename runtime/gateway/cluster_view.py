@@ -11,7 +11,7 @@ from stoker.queue.cluster import Cluster
 from stoker.queue.records import Backlog, Job
 from stoker.runtime.gateway.eta import eta_s
 from stoker.runtime.gateway.registry import Registry
-from stoker.runtime.gateway.waiting import replicas_of, wait_reason
+from stoker.runtime.gateway.waiting import of_version, replicas_of, wait_reason, why_aside
 from stoker.runtime.spec import FunctionSpec
 
 FRESH_S = 1.0
@@ -36,8 +36,10 @@ class Snapshot:
         failing = self.failing.get(job.function)
         needs_gpu = bool(spec and spec.gpu)
         reason = self.fleet.get("reasons", {}).get(job.function)
-        backlog = self.backlogs.get(job.function)
-        return wait_reason(job, backlog, self.hosts, self.wanted_hosts, failing, needs_gpu, reason)
+        backlog, kept_for = self.backlogs.get(job.function), spec.version if spec and job.aside else ""
+        hosts = [of_version(host, kept_for) for host in self.hosts] if kept_for else self.hosts
+        why = wait_reason(job, backlog, hosts, self.wanted_hosts, failing, needs_gpu, reason)
+        return why_aside(kept_for, why) if kept_for else why
 
     def eta_s(self, job: Job) -> float | None:
         replicas = replicas_of(self.hosts, job.function)

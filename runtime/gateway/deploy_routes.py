@@ -62,8 +62,8 @@ class RolloutObject(TypedDict):
 class FunctionObject(TypedDict):
     """`replicas` counts this function's replicas by state; `spec` is what was deployed. `owner` is the tenant that
     deployed it, "" for the operator's, which all tenants share; the operator finds tenants' listed as OWNER.NAME.
-    `wait_reason` is null unless jobs, or a trial start, wait for a replica. `rollout` is null unless this version was
-    never ready and fails to start."""
+    `wait_reason` is null unless jobs wait for a replica, or a replica for a place. `rollout` is null unless this
+    version was never ready and fails to start."""
 
     object: Literal["function"]
     name: str

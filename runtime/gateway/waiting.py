@@ -6,6 +6,7 @@ from typing import Any
 from stoker.queue.records import Backlog, Job, JobState
 
 WAITING = {JobState.QUEUED, JobState.RETRYING}
+QUEUED = "queued"
 MESSAGE_LIMIT = 200
 WANTS_HOST = {"host_booting", "no_capacity", "no_fitting_pool", "max_hosts"}
 
@@ -46,7 +47,18 @@ def wait_reason(
         return "no host available"
     if needs_gpu and all(host["device"] == "cpu" for host in hosts):
         return "no host with a GPU available"
-    return "restarting after a lost attempt" if job.state is JobState.RETRYING else "queued"
+    return "restarting after a lost attempt" if job.state is JobState.RETRYING else QUEUED
+
+
+def of_version(host: Mapping[str, Any], version: str) -> Mapping[str, Any]:
+    """The host's report, with the replicas of this version alone."""
+    return {**host, "replicas": {id: each for id, each in host["replicas"].items() if each["version"] == version}}
+
+
+def why_aside(version: str, reason: str) -> str:
+    """Of a job that a replica of another version keeps for the deployed one; `reason`: how that one stands."""
+    said = f"waits for version {version}: its input does not fit the version that serves at the moment"
+    return said if reason == QUEUED else f"{said}; {reason}"
 
 
 def replicas_of(hosts: Iterable[Mapping[str, Any]], function: str) -> list[Replica]:
@@ -57,8 +69,8 @@ def position(job: Job, backlog: Backlog | None) -> str:
     if job.state is JobState.RETRYING:
         return f"retrying (attempt {job.attempt + 1} of {job.max_attempts})"
     if job.queued_ahead is None or backlog is None:
-        return "queued"
-    return f"queued behind {job.queued_ahead} of {backlog.queued}" if job.queued_ahead else "queued"
+        return QUEUED
+    return f"queued behind {job.queued_ahead} of {backlog.queued}" if job.queued_ahead else QUEUED
 
 
 def loading(replicas: Sequence[Replica]) -> str:

@@ -58,7 +58,7 @@ class SetAside:
         self._own = contract_of(replica.spec)
         self._jobs: dict[str, Aside] = {}
         self._looking: asyncio.Task[None] | None = None
-        self._freeing: set[asyncio.Task[int]] = set()
+        self._telling: set[asyncio.Task[int]] = set()
 
     @property
     def full(self) -> bool:
@@ -96,17 +96,16 @@ class SetAside:
         if self._stopping.is_set():
             self.give_back()
             return
-        if claim.run_within_ms:
-            free = asyncio.create_task(self._free(claim))
-            self._freeing.add(free)
-            free.add_done_callback(self._freeing.discard)
+        telling = asyncio.create_task(self._tell(claim))
+        self._telling.add(telling)
+        telling.add_done_callback(self._telling.discard)
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look())
 
-    async def _free(self, claim: Claim) -> int:
-        """Its time limit is for its run, which is yet to come."""
+    async def _tell(self, claim: Claim) -> int:
+        """It waits, and the time limit is for its run, which is yet to come."""
         held = {claim.job_id: claim.fence}
-        return await insist(lambda: self._replica.host.broker.unlimit(claim.function, held), PATIENCE_S)
+        return await insist(lambda: self._replica.host.broker.set_aside(claim.function, held), PATIENCE_S)
 
     def lose(self, job_id: str) -> None:
         """It was cancelled, timed out, or given to another worker."""

@@ -5,7 +5,8 @@ from redis.asyncio import Redis
 
 from stoker.queue import keys
 from stoker.queue.broker import Broker
-from stoker.queue.records import Completion
+from stoker.queue.listing import Listing
+from stoker.queue.records import Completion, Failure, JobState
 
 
 async def lease_end(client: Redis, job_id: str) -> float:
@@ -78,10 +79,30 @@ async def test_a_kept_jobs_run_has_no_limit_but_the_whole_job_has(broker: Broker
         await start(),
     )
     held = {run.job_id: run.fence, whole.job_id: whole.fence, stale.job_id: stale.fence - 1}
-    assert await broker.unlimit("f", held) == 2
+    assert await broker.set_aside("f", held) == 2
     ((job_id, deadline),) = await client.zrange(keys.key("f", "dl"), 0, -1, withscores=True)
     assert job_id.decode() == whole.job_id and deadline == float(
         await client.hget(f"stoker:q:{{f}}:j:{whole.job_id}", "finish_by")
     )
     await asyncio.sleep(0.06)
     assert await broker.beat("f", "w", {run.job_id: run.fence, whole.job_id: whole.fence}) == {}
+
+
+async def test_a_kept_job_is_queued_to_readers_until_it_is_claimed_again(
+    broker: Broker, client: Redis, job, start
+) -> None:
+    kept, runs = await start(), await start()
+    assert await broker.set_aside("f", {kept.job_id: kept.fence}) == 1
+    assert await broker.set_aside("f", {runs.job_id: runs.fence - 1}) == 0
+    shown = await broker.job(kept.job_id)
+    assert shown and (shown.state, shown.aside, shown.started_ms) == (JobState.QUEUED, True, None)
+    listing = Listing(client)
+    for state, id in ((JobState.QUEUED, kept.job_id), (JobState.RUNNING, runs.job_id), (JobState.RETRYING, "")):
+        page = await listing.page(["f"], 10, state=state)
+        assert [(each.id, each.state) for each in page.jobs] == ([(id, state)] if id else [])
+    await broker.fail("f", [Failure(kept.job_id, kept.fence, b"e", retry=True, counts=False)])
+    again = await broker.job(kept.job_id)
+    assert again and (again.state, again.aside) == (JobState.RETRYING, False)
+    (claim,) = await broker.claim("f", "other", 1)
+    shown = await broker.job(kept.job_id)
+    assert claim.job_id == kept.job_id and shown and (shown.state, shown.aside) == (JobState.RUNNING, False)

@@ -14,7 +14,7 @@ from stoker.queue.scripts import Scripts, script
 FOLDER = Path(stoker.queue.broker.__file__).parent
 ENTRIES = sorted(path.stem for path in FOLDER.glob("*.lua") if path.read_text().startswith("-- uses: "))
 PARTS = sorted({path.stem for path in FOLDER.glob("*.lua")} - set(ENTRIES))
-FREES_MEMORY = {"tried", "meter", "beat", "cancel", "claim", "done", "fail", "purge", "tick", "unlimit"}
+FREES_MEMORY = {"aside", "beat", "cancel", "claim", "done", "fail", "meter", "purge", "tick", "tried"}
 READS = {"dead", "list", "look", "peek", "stat"}
 
 

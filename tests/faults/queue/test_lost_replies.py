@@ -69,8 +69,8 @@ CALLS: dict[str, tuple[Call, Callable[[Any], bool]]] = {
         lambda answer: answer == 0,
     ),
     "tick": (lambda broker, *_: broker.tick("f"), lambda answer: answer == 0),
-    "unlimit": (
-        lambda broker, _, claim, __: broker.unlimit("f", {claim.job_id: claim.fence}),
+    "aside": (
+        lambda broker, _, claim, __: broker.set_aside("f", {claim.job_id: claim.fence}),
         lambda answer: answer == 1,
     ),
     "look": (lambda broker, _, __, waiting: broker.job(waiting.id), lambda answer: answer.state is JobState.QUEUED),

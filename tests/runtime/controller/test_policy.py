@@ -84,6 +84,16 @@ def test_without_a_target_a_replica_is_added_for_what_one_can_run_at_once() -> N
     assert len(choose(Demand(queued=3, idle_s=0), (), spec(max_replicas=8)).add) == 3
 
 
+def test_a_version_without_a_place_says_so_though_its_jobs_are_with_the_one_before() -> None:
+    """That one keeps those that it can't take: nothing is queued."""
+    old, newest = replica("old", version="v1"), replace(spec(version="v2"), gpu="A100")
+    decision = choose(Demand(running=1, idle_s=0), (old,), newest, hosts={"h0": ["cpu"]})
+    assert decision.keep == (old,) and decision.add == ()
+    assert decision.reasons["f"].code == "no_fitting_pool" and "A100" in decision.reasons["f"].message
+    placed = choose(Demand(running=1, idle_s=0), (old,), spec(version="v2"))
+    assert placed.add and placed.reasons == {}
+
+
 def test_a_function_that_needs_a_gpu_waits_for_one() -> None:
     function = FunctionSpec(name="f", kind="python", version="v1", gpu="any")
     assert choose(Demand(queued=1, idle_s=0), (), function, hosts={"h0": ["cpu"]}).add == ()

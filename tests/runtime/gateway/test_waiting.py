@@ -4,7 +4,9 @@ from typing import Any
 import pytest
 
 from stoker.queue.records import Backlog, Job, JobState
+from stoker.runtime.gateway.cluster_view import Snapshot
 from stoker.runtime.gateway.waiting import wait_reason
+from stoker.runtime.spec import FunctionSpec
 
 JOB = Job(
     id="chat-01",
@@ -104,3 +106,27 @@ def test_only_waiting_jobs_have_a_reason(state: JobState) -> None:
 def test_long_failures_are_cut() -> None:
     failed = replica("failed", error={"message": "x" * 5000})
     assert len(wait_reason(JOB, BACKLOG, [host(failed)])) < 300
+
+
+@pytest.mark.parametrize(
+    ("replicas", "reason", "said"),
+    [
+        ([replica("ready", version="1")], None, ""),
+        ([replica("ready", version="1"), replica("loading", version="2")], None, "; loading weights"),
+        ([replica("ready", version="1"), replica("starting", version="2")], None, "; starting worker"),
+        ([replica("ready", version="1")], {"code": "no_fitting_pool", "message": "no host has a GPU"}, "; no host has"),
+    ],
+)
+def test_what_is_kept_for_another_version_says_which_and_how_that_stands(
+    replicas: list[dict[str, Any]], reason: dict[str, Any] | None, said: str
+) -> None:
+    deployed = FunctionSpec(name="chat", kind="python", version="2")
+    view = Snapshot({"chat": deployed}, {"chat": BACKLOG}, [host(*replicas)], 1, {}, {"reasons": {"chat": reason}})
+    if reason is None:
+        view = replace(view, fleet={})
+    kept = replace(JOB, queued_ahead=None, aside=True)
+    why = view.why_waiting(kept)
+    assert why.startswith("waits for version 2: its input does not fit")
+    assert why.partition("at the moment")[2].startswith(said) if said else why.endswith("at the moment")
+    assert view.why_waiting(replace(kept, aside=False)) == "queued"
+    assert view.eta_s(kept) is None
