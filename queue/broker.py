@@ -198,6 +198,11 @@ class Broker:
         value: Any = await self._redis.get(keys.key(function, f"i:{digest}"))
         return value.partition(b":")[0].decode() if value else None
 
+    async def forget_key(self, job_id: str, tenant: str, idempotency_key: str) -> None:
+        """The next job with this key is a new one, if until now the key leads to the job `job_id`."""
+        digest = keys.idempotency_digest(tenant, idempotency_key)
+        await self._scripts.run("forget", function_of(job_id), [digest, job_id])
+
     async def payload(self, job_id: str) -> bytes | None:
         """As it was enqueued; kept of a job that lives, or is dead or failed."""
         value: Any = await self._redis.get(keys.key(function_of(job_id), f"p:{job_id}"))

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -123,15 +124,13 @@ class LineRunner:
 
     async def _outcome(self, number: int, kind: Kind, parsed: Any) -> tuple[str, Outcome]:
         """The job's id and outcome; one that a deployment overtook is made again, for the new version."""
-        again = 0
-        while True:
-            job = await self._patiently(partial(self._job, number, kind, parsed, again))
+        for versions in count(1):
+            job = await self._patiently(partial(self._job, number, kind, parsed))
             enqueued = await self._patiently(partial(enqueue, self._as_request(), job))
             async with Following(self._gateway, enqueued.job_id) as following:
                 outcome = await self._unless_stopped(following)
-            if (outcome.error or {}).get("code") != VERSION_CHANGED or again == MOST_VERSIONS:
+            if (outcome.error or {}).get("code") != VERSION_CHANGED or versions == MOST_VERSIONS:
                 return enqueued.job_id, outcome
-            again += 1
             await asyncio.sleep(VERSION_PAUSE_S)
         raise AssertionError
 
@@ -142,9 +141,9 @@ class LineRunner:
             await asyncio.sleep(0)
             yield
 
-    async def _job(self, number: int, kind: Kind, parsed: Any, again: int) -> NewJob:
+    async def _job(self, number: int, kind: Kind, parsed: Any) -> NewJob:
         async with self._in_turn():
-            job = await kind.job(self._as_request(), parsed, line_key(self._batch, number, again))
+            job = await kind.job(self._as_request(), parsed, line_key(self._batch, number))
         kept_ms = max(job.retention_ms, 2 * WINDOW_S * 1000)
         return replace(job, priority=LOWEST, retention_ms=kept_ms)
 
@@ -190,9 +189,9 @@ class LineRunner:
             await asyncio.gather(outcome, return_exceptions=True)
 
 
-def line_key(batch: Batch, number: int, again: int = 0) -> str:
-    """The idempotency key of a line's job, made `again` so many times."""
-    return f"{batch.id}:{number}.{again}" if again else f"{batch.id}:{number}"
+def line_key(batch: Batch, number: int) -> str:
+    """The idempotency key of a line's job."""
+    return f"{batch.id}:{number}"
 
 
 async def caller_of(gateway: Gateway, tenant: str) -> Caller | None:

@@ -19,6 +19,7 @@ from stoker.runtime.gateway.context import Gateway
 from stoker.runtime.gateway.endpoint import PLACE, RATES, ROUTED, Incoming
 from stoker.runtime.gateway.errors import (
     NO_RETRY,
+    VERSION_CHANGED,
     ApiError,
     bad_request,
     gateway_stopping,
@@ -27,7 +28,7 @@ from stoker.runtime.gateway.errors import (
 )
 from stoker.runtime.gateway.following import Following
 from stoker.runtime.gateway.media import is_msgpack
-from stoker.runtime.gateway.outcome import Outcome
+from stoker.runtime.gateway.outcome import Outcome, outcome_of_job
 from stoker.runtime.gateway.steps import Unbroken
 from stoker.runtime.gateway.waiting import replicas_of
 from stoker.runtime.gateway.webhook_url import webhook_url
@@ -135,10 +136,21 @@ async def enqueue(incoming: Incoming, job: NewJob) -> Enqueued:
 
 
 async def was_queued(gateway: Gateway, function: str, tenant: str, key: str) -> bool:
-    """Whether the queue knows the idempotency key."""
-    if not key:
+    """Whether the queue knows the idempotency key. It forgets one whose job a deployment overtook: that has not run,
+    and a repeated request makes it anew, for the version that is there now."""
+    broker = gateway.broker
+    job_id = await insist(lambda: broker.job_id_of(function, tenant, key), ENQUEUE_PATIENCE_S) if key else None
+    if job_id is None:
         return False
-    return await insist(lambda: gateway.broker.job_id_of(function, tenant, key), ENQUEUE_PATIENCE_S) is not None
+    job = await insist(lambda: broker.job(job_id), ENQUEUE_PATIENCE_S)
+    if job is None or not was_overtaken(job):
+        return True
+    await insist(lambda: broker.forget_key(job_id, tenant, key), ENQUEUE_PATIENCE_S)
+    return False
+
+
+def was_overtaken(job: Job) -> bool:
+    return job.state is JobState.FAILED and (outcome_of_job(job).error or {}).get("code") == VERSION_CHANGED
 
 
 async def enqueue_reserved(gateway: Gateway, account: Tenant, job: NewJob) -> Enqueued:

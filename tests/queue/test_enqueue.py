@@ -6,7 +6,7 @@ from redis.asyncio import Redis
 
 from stoker.queue import keys
 from stoker.queue.broker import Broker
-from stoker.queue.records import Completion, IdempotencyMismatch, JobState, Limits, NewJob, QueueFull
+from stoker.queue.records import Completion, Failure, IdempotencyMismatch, JobState, Limits, NewJob, QueueFull
 
 
 async def test_only_the_first_item_of_an_empty_backlog_wakes(broker: Broker, job, oracle: Oracle) -> None:
@@ -62,6 +62,23 @@ async def test_idempotency_key_ends_with_its_job(broker: Broker, client: Redis, 
     await broker.done("f", [Completion(claim.job_id, claim.fence, b"", b"")])
     await asyncio.sleep(0.01)
     assert (await broker.enqueue(job(idempotency_key="k", request_digest=b"other"))).created
+
+
+async def test_a_key_that_is_forgotten_makes_a_new_job(broker: Broker, job, start, oracle: Oracle) -> None:
+    claim = await start(idempotency_key="k", request_digest=b"d")
+    await broker.fail("f", [Failure(claim.job_id, claim.fence, b"e", retry=False)])
+    other = job(idempotency_key="k", request_digest=b"d")
+    await broker.forget_key(other.id, "a", "k")
+    await broker.forget_key(claim.job_id, "b", "k")
+    assert (await broker.enqueue(other)).job_id == claim.job_id
+    await broker.forget_key(claim.job_id, "a", "k")
+    assert (await broker.enqueue(other)).created
+    # Who asks late, for the job before it, changes nothing.
+    await broker.forget_key(claim.job_id, "a", "k")
+    assert (await broker.enqueue(job(idempotency_key="k", request_digest=b"d"))).job_id == other.id
+    before = await broker.job(claim.job_id)
+    assert before and before.state is JobState.FAILED
+    oracle.check("f")
 
 
 async def test_full_queue_refuses_without_a_trace(broker: Broker, client: Redis, job, oracle: Oracle) -> None:

@@ -232,6 +232,43 @@ async def test_concurrent_requests_with_one_key_share_one_job(
     assert len({response.headers["x-job-id"] for response in responses}) == 1
 
 
+OVERTAKEN = {"type": "invalid_request_error", "message": "another version", "code": "version_changed"}
+
+
+async def test_a_key_whose_job_a_deployment_overtook_runs_anew(
+    http: httpx.AsyncClient, broker: Broker, deploy: Deploy
+) -> None:
+    seen: list[str] = []
+
+    async def overtaken_once(task: Task) -> None:
+        seen.append(task.claim.job_id)
+        await (task.fail(OVERTAKEN) if len(seen) in (1, 3) else double(task))
+
+    name, key = await deploy(), {"idempotency-key": "order-1"}
+    own = f"/v1/functions/{name}/jobs/order-1"
+    async with worker(broker, name, overtaken_once):
+        told = await http.post(f"/v1/functions/{name}", json=4, headers=key)
+        assert (told.status_code, error_of(told)["code"], told.headers["retry-after"]) == (503, "version_changed", "1")
+        again, once_more = [await http.post(f"/v1/functions/{name}", json=4, headers=key) for _ in range(2)]
+        first = await http.put(own, json=5, headers={"prefer": "wait=20"})
+        assert (await http.get(own)).json()["id"] == first.json()["id"]
+        second = await http.put(own, json=5, headers={"prefer": "wait=20"})
+    assert (again.json(), once_more.json()) == (8, 8) and "idempotency-replayed" not in again.headers
+    assert again.headers["x-job-id"] == once_more.headers["x-job-id"] == seen[1] != seen[0]
+    assert [first.json()["state"], second.json()["state"], second.json()["result"]] == ["failed", "succeeded", 10]
+    assert (await http.get(own)).json()["id"] == second.json()["id"] and len(seen) == 4
+
+
+async def test_a_key_whose_job_failed_by_itself_keeps_its_answer(
+    http: httpx.AsyncClient, broker: Broker, deploy: Deploy
+) -> None:
+    name, key = await deploy(), {"idempotency-key": "order-1"}
+    async with worker(broker, name, lambda task: task.fail({**OVERTAKEN, "code": "bad_order"})):
+        answers = [await http.post(f"/v1/functions/{name}", json=4, headers=key) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [400, 400]
+    assert answers[0].headers["x-job-id"] == answers[1].headers["x-job-id"]
+
+
 async def test_bad_idempotency_keys_are_400(http: httpx.AsyncClient, deploy: Deploy) -> None:
     name = await deploy()
     response = await http.post(f"/v1/functions/{name}", json=1, headers={"idempotency-key": "k" * 256})
