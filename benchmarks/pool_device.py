@@ -66,6 +66,7 @@ class Device:
         for model in list(self.stats()["models"]):
             self.send({"t": "unload", "model": model})
             self.expect("unloaded")
+            self.send({"t": "forget", "name": model})
         self.send(STOP)
         self._thread.join()
         del self.models

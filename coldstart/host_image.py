@@ -36,7 +36,17 @@ class HostImage:
         self._pins: list[Registration] = []
 
     def fill(self, arena: torch.Tensor) -> None:
-        """Copies a whole arena (uint8) of this size and waits for it."""
+        """Copies a whole arena (uint8) of this size and waits for it; closes the image when it raises."""
+        try:
+            self._fill(arena)
+        except BaseException:
+            # Memory that goes while it is registered leaves its addresses taken on the device.
+            if arena.is_cuda:
+                copy_stream().synchronize()
+            self.close()
+            raise
+
+    def _fill(self, arena: torch.Tensor) -> None:
         slabs = [(start, min(SLAB_BYTES, self.size - start)) for start in range(0, self.size, SLAB_BYTES)]
         with ThreadPoolExecutor(min(THREADS, len(os.sched_getaffinity(0)))) as pool:
             for (start, length), _ in zip(slabs, pool.map(lambda slab: self._populate(*slab), slabs), strict=True):

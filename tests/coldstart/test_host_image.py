@@ -7,6 +7,7 @@ import torch
 from stoker.coldstart import host_image
 from stoker.coldstart.arrival import Arrival
 from stoker.coldstart.host_image import HostImage
+from stoker.coldstart.pinned import Registration
 
 SIZE = 1_000_003
 
@@ -58,3 +59,22 @@ def test_its_memory_is_given_back():
     assert process.memory_info().rss - before > 60 << 20
     image.close()
     assert process.memory_info().rss - before < 8 << 20
+
+
+def test_an_image_that_cannot_be_filled_leaves_nothing_registered(monkeypatch: pytest.MonkeyPatch):
+    registered: set[int] = set()
+
+    class Recorder(Registration):
+        def __init__(self, address: int, length: int, *, read_only: bool = False) -> None:
+            super().__init__(address, length, read_only=read_only)
+            self.at = address
+            registered.add(address)
+
+        def release(self) -> None:
+            super().release()
+            registered.discard(self.at)
+
+    monkeypatch.setattr(host_image, "Registration", Recorder)
+    with pytest.raises(RuntimeError, match="must match the size"):
+        HostImage(SIZE).fill(torch.zeros(SIZE - 1, dtype=torch.uint8))
+    assert not registered
