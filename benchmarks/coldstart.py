@@ -131,6 +131,7 @@ def measure(stack: LocalStack, case: str, model: str, weights: str, run: int) ->
     seconds, job_id = first_token(stack.url, prompt_of(model, tokens, run))
     with stack.client() as client:
         job = client.job(job_id)
+    print(f"  {case} {run}: {seconds:.3f} s, loaded at {loaded_s(job['timeline']):.3f} s", flush=True)
     return {"case": case, "run": run, "seconds": seconds, "timeline": job["timeline"]}
 
 
@@ -171,7 +172,9 @@ def report(model: str, results: list[dict[str, Any]], cases: list[str]) -> None:
 
 
 def loaded_s(timeline: list[dict[str, Any]]) -> float:
-    return max(phase["start_s"] + phase["seconds"] for phase in timeline if phase["name"] == "upload weights")
+    """NaN: it waited for no load."""
+    ends = (phase["start_s"] + phase["seconds"] for phase in timeline if phase["name"] == "upload weights")
+    return max(ends, default=float("nan"))
 
 
 def phase_row(phase: dict[str, Any]) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -53,10 +54,13 @@ def evict(weights: str) -> None:
 
 
 def preload(weights: str) -> None:
-    for path in Path(urlparse(weights).path).glob("*.safetensors"):
+    def read(path: Path) -> None:
         with open(path, "rb", buffering=0) as file:
-            while file.read(64 << 20):
+            while file.read(16 << 20):
                 pass
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(read, Path(urlparse(weights).path).glob("*.safetensors")))
 
 
 def fall_asleep(stack: LocalStack) -> None:
