@@ -13,7 +13,7 @@ from typing import Any
 from stoker.coldstart.ring import Ring
 from stoker.runtime.processes import stop_child
 from stoker.runtime.wire import AsyncChannel, ChannelClosed, Frame, socket_pair
-from stoker.runtime.worker.kernel_store import empty_folder
+from stoker.runtime.worker.kernel_store import KernelCache
 from stoker.runtime.worker.zygote_link import Forked, ZygoteLink, start_phases
 
 MODULE = "stoker.runtime.engine.process"
@@ -41,7 +41,7 @@ class EngineLink:
     ring: Ring
     zygote: ZygoteLink
     log: Path
-    kernels: Path
+    kernels: KernelCache
     device_bytes: int = 0
     stats: Frame = field(default_factory=dict)
     _spent: Counter[str] = field(default_factory=Counter)
@@ -117,7 +117,7 @@ class EngineLink:
 
     async def _start(self) -> dict[str, Any]:
         started = time.monotonic_ns()
-        await asyncio.to_thread(empty_folder, self.kernels)
+        await asyncio.to_thread(self.kernels.empty)
         sock, fd = socket_pair()
         try:
             self._process = await self.zygote.fork(
@@ -127,7 +127,7 @@ class EngineLink:
                 *("--ring-slots", str(self.ring.slots)),
                 *("--device-bytes", str(self.device_bytes)),
                 name="stoker-engine",
-                env=device_environment(self.device) | kernel_environment(self.kernels),
+                env=device_environment(self.device) | kernel_environment(self.kernels.folder),
                 fds=(fd, self.ring.fd),
                 log=self.log,
             )

@@ -17,7 +17,7 @@ from stoker.runtime.settings import Settings
 from stoker.runtime.tenancy.passes import Passes
 from stoker.runtime.tenancy.vault import Vault
 from stoker.runtime.worker.engine_link import EngineLink
-from stoker.runtime.worker.kernel_store import KernelStore, gpu_model
+from stoker.runtime.worker.kernel_store import KernelCache, KernelStore, gpu_model
 from stoker.runtime.worker.parking import Parking
 from stoker.runtime.worker.weight_sources import WeightSources
 from stoker.runtime.worker.zygote_link import ZygoteLink
@@ -68,7 +68,7 @@ class Host:
     def engine(self, device: str) -> EngineLink:
         if device not in self.engines:
             log = self.log(f"engine-{device.replace(':', '')}")
-            kernels = self.settings.data_dir / "kernels" / f"{self.id}-{device.replace(':', '')}"
+            kernels = KernelCache(self.settings.data_dir / "kernels" / f"{self.id}-{device.replace(':', '')}")
             limit = int(self.settings.device_memory_gb * 1e9)
             self.engines[device] = EngineLink(device, self.ring, self.zygote, log, kernels, limit)
         return self.engines[device]

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -29,6 +29,7 @@ from stoker.coldstart.kernel_cache import (
     checked,
     file_names,
     pack,
+    read_index,
     unpack,
     write_atomically,
 )
@@ -42,8 +43,27 @@ log = logging.getLogger("stoker.worker")
 
 
 @dataclass
+class KernelCache:
+    """The folder in which an engine finds kernels and leaves those that it compiles. `placed` are its files that came
+    from artifacts, of all models that the engine has."""
+
+    folder: Path
+    placed: set[str] = field(default_factory=set)
+
+    def empty(self) -> None:
+        """What was in it is put aside at once, and deleted by and by: no start waits for that."""
+        self.placed.clear()
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            self.folder.rename(self.folder.with_name(f".{self.folder.name}.{uuid.uuid4().hex}"))
+        self.folder.mkdir()
+        old = list(self.folder.parent.glob(f".{self.folder.name}.*"))
+        threading.Thread(target=remove, args=(old,), daemon=True, name="cleaning").start()
+
+
+@dataclass
 class Restored:
-    """What came before the engine's first launch: an artifact, or nothing, and the files that are then in place."""
+    """What came before the engine's first launch: an artifact, or nothing, and its files."""
 
     source: str = "none"
     artifact: bytes = b""
@@ -79,23 +99,25 @@ class KernelStore:
             self._write_disk(model, artifact)
         return found
 
-    def place(self, found: Restored, cache: Path) -> None:
+    def place(self, found: Restored, cache: KernelCache) -> None:
         found.began_ns = time.monotonic_ns()
         try:
             if found.artifact:
-                unpack(found.artifact, self.key, cache)
+                found.files = names_in(found.artifact)
+                cache.placed |= found.files
+                unpack(found.artifact, self.key, cache.folder)
         except OSError as error:
             log.warning("compiled kernels can't be put in place: %s", error)
-        found.files = file_names(cache)
         found.ended_ns = time.monotonic_ns()
 
-    def keep(self, model: str, found: Restored, cache: Path) -> bool:
-        """Makes the artifact of what the engine has in its cache; False when that is what was found (or kept)."""
-        files = file_names(cache)
-        if found.artifact and files == found.files:
+    def keep(self, model: str, found: Restored, cache: KernelCache) -> bool:
+        """Makes the artifact of what the engine has in its cache; False when it compiled nothing that the artifact
+        lacks, or has gone with what it had."""
+        files = file_names(cache.folder)
+        if not files or not found.files <= files or (found.artifact and files <= found.files | cache.placed):
             return False
         try:
-            artifact = pack(cache, self.key)
+            artifact = pack(cache.folder, self.key)
         except OSError as error:
             log.warning("compiled kernels can't be read back: %s", error)
             return False
@@ -148,7 +170,7 @@ class EngineKernels:
     """One model's kernels in one engine's cache: read while the engine starts, placed before it loads, kept once it is
     ready. Without a store nothing happens."""
 
-    def __init__(self, kernels: KernelStore | None, model: str, cache: Path) -> None:
+    def __init__(self, kernels: KernelStore | None, model: str, cache: KernelCache) -> None:
         self._kernels = kernels
         self._model = model
         self._cache = cache
@@ -172,15 +194,8 @@ class EngineKernels:
             await asyncio.to_thread(self._kernels.keep, self._model, self._reading.result(), self._cache)
 
 
-def empty_folder(path: Path) -> Path:
-    """What was in it is put aside at once, and deleted by and by: no start waits for that."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileNotFoundError):
-        path.rename(path.with_name(f".{path.name}.{uuid.uuid4().hex}"))
-    path.mkdir()
-    old = list(path.parent.glob(f".{path.name}.*"))
-    threading.Thread(target=remove, args=(old,), daemon=True, name="cleaning").start()
-    return path
+def names_in(artifact: bytes) -> frozenset[str]:
+    return frozenset(name for name, _, _ in read_index(artifact)[0]["files"])
 
 
 def remove(folders: list[Path]) -> None:

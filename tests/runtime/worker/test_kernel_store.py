@@ -8,9 +8,9 @@ from stoker.coldstart.kernel_cache import file_names
 from stoker.coldstart.store import ObjectStore, open_store
 from stoker.runtime.worker.kernel_store import (
     EngineKernels,
+    KernelCache,
     KernelStore,
     compiler_facts,
-    empty_folder,
     gpu_model,
     kernel_sources,
 )
@@ -33,13 +33,20 @@ def host(tmp_path: Path, shared: ObjectStore, name: str, gpu: str = "NVIDIA H200
     return KernelStore(tmp_path / name, shared, gpu)
 
 
-def start(kernels: KernelStore, cache: Path, compiled: tuple[str, ...] = ()) -> tuple[str, int, bool]:
+def empty(folder: Path) -> KernelCache:
+    cache = KernelCache(folder)
+    cache.empty()
+    return cache
+
+
+def start(kernels: KernelStore, folder: Path, compiled: tuple[str, ...] = ()) -> tuple[str, int, bool]:
     """An engine's start: where its kernels came from, how many files, and whether an artifact was made."""
-    found = kernels.read("model")
-    kernels.place(found, empty_folder(cache))
+    found, cache = kernels.read("model"), empty(folder)
+    kernels.place(found, cache)
+    count = len(found.files)
     for name in compiled:
-        compile_into(cache, name)
-    return found.source, len(found.files), kernels.keep("model", found, cache)
+        compile_into(folder, name)
+    return found.source, count, kernels.keep("model", found, cache)
 
 
 def test_the_first_engine_makes_the_artifact_and_other_hosts_start_with_it(tmp_path: Path, shared: ObjectStore) -> None:
@@ -73,13 +80,13 @@ def test_a_damaged_artifact_is_made_again(
 
 
 async def test_an_engines_kernels_are_read_placed_and_kept(tmp_path: Path, shared: ObjectStore) -> None:
-    one, cache = host(tmp_path, shared, "one"), empty_folder(tmp_path / "a")
+    one, cache = host(tmp_path, shared, "one"), empty(tmp_path / "a")
     first = EngineKernels(one, "model", cache)
     (phase,) = await first.place()
     assert (phase["name"], phase["source"], phase["files"], phase["bytes"]) == ("kernel restore", "none", 0, 0)
-    compile_into(cache, "k")
+    compile_into(cache.folder, "k")
     await first.keep()
-    second = EngineKernels(one, "model", empty_folder(tmp_path / "b"))
+    second = EngineKernels(one, "model", empty(tmp_path / "b"))
     (phase,) = await second.place()
     assert (phase["source"], phase["files"]) == ("disk", 2) and phase["bytes"] > 0
     assert phase["start_ns"] < phase["end_ns"]
@@ -88,15 +95,61 @@ async def test_an_engines_kernels_are_read_placed_and_kept(tmp_path: Path, share
 
 
 async def test_without_a_gpu_nothing_is_kept(tmp_path: Path) -> None:
-    kernels = EngineKernels(None, "model", tmp_path / "a")
+    kernels = EngineKernels(None, "model", KernelCache(tmp_path / "a"))
     assert await kernels.place() == []
     await kernels.keep()
     assert list(tmp_path.iterdir()) == []
 
 
+def test_nothing_is_made_again_of_kernels_that_no_engine_compiled(
+    tmp_path: Path, shared: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two models of one engine have one cache: what came with the other's artifact is not new."""
+    one = host(tmp_path, shared, "one")
+    written: list[str] = []
+    write = shared.write
+
+    def noted(key: str, data: bytes) -> None:
+        written.append(key.rpartition("/")[2])
+        write(key, data)
+
+    monkeypatch.setattr(shared, "write", noted)
+    for model, name in (("a", "k"), ("b", "l")):
+        found, cache = one.read(model), empty(tmp_path / "cache")
+        one.place(found, cache)
+        compile_into(cache.folder, name)
+        assert one.keep(model, found, cache)
+        assert not one.keep(model, found, cache)
+    cache = empty(tmp_path / "cache")
+    first, second = one.read("a"), one.read("b")
+    for model, found in (("a", first), ("b", second)):
+        one.place(found, cache)
+        assert (found.source, len(found.files), one.keep(model, found, cache)) == ("disk", 2, False)
+    assert not one.keep("a", first, cache)
+    assert written == ["a", "b"]
+    compile_into(cache.folder, "m")
+    assert one.keep("a", first, cache) and written == ["a", "b", "a"]
+
+
+def test_an_engine_that_died_takes_nothing_from_the_artifact(tmp_path: Path, shared: ObjectStore) -> None:
+    """The next one has an emptied cache when the model that was lost with the last one is unloaded."""
+    one, cache = host(tmp_path, shared, "one"), empty(tmp_path / "cache")
+    found = one.read("model")
+    one.place(found, cache)
+    assert not one.keep("model", found, cache)
+    compile_into(cache.folder, "k")
+    assert one.keep("model", found, cache)
+    cache.empty()
+    compile_into(cache.folder, "other")
+    assert not one.keep("model", found, cache)
+    assert len(host(tmp_path, shared, "two").read("model").artifact) == len(found.artifact)
+    assert start(host(tmp_path, shared, "two"), tmp_path / "b") == ("disk", 2, False)
+
+
 def test_another_gpu_finds_nothing(tmp_path: Path, shared: ObjectStore) -> None:
     start(host(tmp_path, shared, "one"), tmp_path / "a", ("k",))
-    assert start(host(tmp_path, shared, "one", gpu="NVIDIA H100"), tmp_path / "a") == ("none", 0, True)
+    assert start(host(tmp_path, shared, "one", gpu="NVIDIA H100"), tmp_path / "a") == ("none", 0, False)
+    assert start(host(tmp_path, shared, "one", gpu="NVIDIA H100"), tmp_path / "a", ("k",)) == ("none", 0, True)
 
 
 def test_what_a_process_left_behind_is_not_used(tmp_path: Path, shared: ObjectStore) -> None:
