@@ -51,14 +51,8 @@ class KernelCache:
     placed: set[str] = field(default_factory=set)
 
     def empty(self) -> None:
-        """What was in it is put aside at once, and deleted by and by: no start waits for that."""
         self.placed.clear()
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            self.folder.rename(self.folder.with_name(f".{self.folder.name}.{uuid.uuid4().hex}"))
-        self.folder.mkdir()
-        old = list(self.folder.parent.glob(f".{self.folder.name}.*"))
-        threading.Thread(target=remove, args=(old,), daemon=True, name="cleaning").start()
+        empty_folder(self.folder)
 
 
 @dataclass
@@ -192,6 +186,17 @@ class EngineKernels:
     async def keep(self) -> None:
         if self._kernels and self._reading:
             await asyncio.to_thread(self._kernels.keep, self._model, self._reading.result(), self._cache)
+
+
+def empty_folder(path: Path) -> Path:
+    """What was in it is put aside at once, and deleted by and by: no start waits for that."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(path.with_name(f".{path.name}.{uuid.uuid4().hex}"))
+    path.mkdir()
+    old = list(path.parent.glob(f".{path.name}.*"))
+    threading.Thread(target=remove, args=(old,), daemon=True, name="cleaning").start()
+    return path
 
 
 def names_in(artifact: bytes) -> frozenset[str]:
