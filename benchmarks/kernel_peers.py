@@ -1,6 +1,7 @@
 """The same operations in other kernel libraries, where they are installed: liger-kernel and FlashInfer. Neither is a
 dependency; FlashInfer compiles its kernels at the first call."""
 
+import functools
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
@@ -49,14 +50,20 @@ def decode(q: torch.Tensor, cache: torch.Tensor, table: torch.Tensor) -> Calls:
     if library is None:
         return {}
     sequences, width = table.shape
-    workspace = torch.empty(128 << 20, dtype=torch.uint8)
-    wrapper = library.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD")
-    starts = torch.arange(sequences + 1, dtype=torch.int32) * width
-    last = torch.full((sequences,), cache.shape[2], dtype=torch.int32)
     pages = cache.contiguous()
-    wrapper.plan(starts, table.flatten(), last, q.shape[1], cache.shape[3], q.shape[2], cache.shape[2],
-                 q_data_type=q.dtype, kv_data_type=cache.dtype)  # fmt: skip
-    return {"flashinfer": lambda: wrapper.run(q, pages)}
+
+    @functools.cache
+    def planned() -> Any:
+        workspace = torch.empty(128 << 20, dtype=torch.uint8)
+        # On tensor cores, as serving engines ask of it for four query heads or more to a key head.
+        wrapper = library.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
+        starts = torch.arange(sequences + 1, dtype=torch.int32) * width
+        last = torch.full((sequences,), cache.shape[2], dtype=torch.int32)
+        wrapper.plan(starts, table.flatten(), last, q.shape[1], cache.shape[3], q.shape[2], cache.shape[2],
+                     q_data_type=q.dtype, kv_data_type=cache.dtype)  # fmt: skip
+        return wrapper
+
+    return {"flashinfer": lambda: planned().run(q, pages)}
 
 
 def prefill(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> Calls:
@@ -69,8 +76,18 @@ def sample(logits: torch.Tensor, top_k: int, top_p: float) -> Calls:
     library = installed("flashinfer.sampling")
     if library is None or not (top_k or top_p < 1):
         return {}
-    k = top_k or logits.shape[-1]
-    return {"flashinfer": lambda: library.top_k_top_p_sampling_from_logits(logits.float() / 0.7, k, top_p)}
+    # Without a generator its seed is the same in every call anyway, but reading it is forbidden inside a CUDA graph.
+    library.get_seed_and_offset = lambda *_: (0, 0)
+
+    def draw() -> object:
+        weights = library.softmax(logits, temperature=0.7)
+        if not top_k:
+            return library.top_p_sampling_from_probs(weights, top_p)
+        if top_p == 1:
+            return library.top_k_sampling_from_probs(weights, top_k)
+        return library.top_k_top_p_sampling_from_probs(weights, top_k, top_p)
+
+    return {"flashinfer": draw}
 
 
 def installed(module: str) -> Any:

@@ -20,7 +20,7 @@ import triton
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.kernel_workloads import Workload, workloads
+from benchmarks.kernel_workloads import Calls, Workload, workloads
 from benchmarks.kernels_timing import Ceilings, measured_ceilings, seconds_per_call
 from benchmarks.kernels_tune import tune
 
@@ -67,7 +67,8 @@ def measure(workload: Workload, ceilings: Ceilings) -> Measurement:
     sets = min(32, math.ceil(COLD_BYTES / workload.moved)) if workload.moved else 2
     made = [workload.inputs() for _ in range(sets)]
     seconds = seconds_per_call([calls["stoker"] for calls in made])
-    others = {name: seconds_per_call([calls[name] for calls in made]) * 1e6 for name in made[0] if name != "stoker"}
+    timed = {name: seconds_elsewhere(name, made) for name in made[0] if name != "stoker"}
+    others = {name: seconds * 1e6 for name, seconds in timed.items() if seconds is not None}
     work, unit = (workload.moved, "TB/s") if workload.moved else (workload.flops, "TFLOP/s")
     ceiling = getattr(ceilings, workload.ceiling)
     rate = work / seconds
@@ -75,6 +76,14 @@ def measure(workload: Workload, ceilings: Ceilings) -> Measurement:
     met = workload.target.met(seconds, rate, ceilings.copy) if workload.target else None
     target = str(workload.target or "")
     return Measurement(workload.kernel, workload.shape, seconds * 1e6, rate, unit, share, target, met, others)
+
+
+def seconds_elsewhere(name: str, made: list[Calls]) -> float | None:
+    try:
+        return seconds_per_call([calls[name] for calls in made])
+    except Exception as error:  # Another library's failure, of whatever class, must not cost the measurements of ours.
+        print(f"{name} failed and is left out: {error!r}", file=sys.stderr)
+        return None
 
 
 def table(measured: list[Measurement], ceilings: Ceilings) -> Table:
