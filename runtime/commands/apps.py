@@ -112,11 +112,22 @@ def app_of(client: Any, name: str) -> str:
             raise (no_app if no_function.status == 404 else no_function) from None
 
 
-def delete(function: FunctionName, url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json: AsJson = False) -> None:
-    """Remove a deployed function; its queued and running jobs are cancelled."""
+def delete(
+    name: FunctionName,
+    whole: Annotated[bool, typer.Option("--app", help="NAME is an app's: remove all of its functions.")] = False,
+    url: Url = GATEWAY_URL,
+    api_key: ApiKey = "",
+    as_json: AsJson = False,
+) -> None:
+    """Remove a deployed function, or a whole app; queued and running jobs are cancelled."""
     with client_of(url, api_key) as client:
-        client.delete(function)
-    show({"name": function, "deleted": True}, as_json, f"deleted {function}")
+        if whole:
+            names = client.request("DELETE", f"/v1/apps/{name}")["functions"]
+        else:
+            client.delete(name)
+            names = [name]
+    record = {"name": name, "deleted": True} | ({"functions": names} if whole else {})
+    show(record, as_json, "\n".join(f"deleted {function}" for function in names))
 
 
 def functions(url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json: AsJson = False) -> None:

@@ -17,7 +17,7 @@ from stoker.runtime.gateway.deploy_routes import (
 )
 from stoker.runtime.gateway.endpoint import Incoming, Json
 from stoker.runtime.gateway.errors import bad_request
-from stoker.runtime.gateway.releasing import make_current, refuse_foreign
+from stoker.runtime.gateway.releasing import make_current, refuse_foreign, remove
 from stoker.runtime.gateway.route_lessons import teach
 from stoker.runtime.gateway.routing import check_routers
 from stoker.runtime.releases import Release
@@ -38,6 +38,15 @@ class AppObject(TypedDict):
     deleted: list[str]
 
 
+class DeletedApp(TypedDict):
+    """`functions` names those that it had."""
+
+    object: Literal["app"]
+    name: str
+    deleted: Literal[True]
+    functions: list[str]
+
+
 async def put_app(incoming: Incoming) -> Response:
     name, gateway = incoming.path("name"), incoming.gateway
     check_app(name, "name")
@@ -48,6 +57,18 @@ async def put_app(incoming: Incoming) -> Response:
     made = await make_current(gateway, incoming.caller, name, prepared)
     await teach(gateway, incoming.caller, made[1])
     return Json(await app_object(gateway, name, *made))
+
+
+async def delete_app(incoming: Incoming) -> Response:
+    name = incoming.path("name")
+    functions = await remove(incoming.gateway, incoming.caller, name)
+    answer: DeletedApp = {
+        "object": "app",
+        "name": name,
+        "deleted": True,
+        "functions": [short_name(function) for function in functions],
+    }
+    return Json(answer)
 
 
 async def app_object(

@@ -1,5 +1,6 @@
 """Making an app's version the deployed one: all of its functions change in one step, and its history with them."""
 
+import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from stoker.queue.cluster import Change
 from stoker.runtime.gateway.auth import Caller
 from stoker.runtime.gateway.context import Gateway
 from stoker.runtime.gateway.deploy_routes import forget, keep_limits, remember
-from stoker.runtime.gateway.errors import ApiError
+from stoker.runtime.gateway.errors import ApiError, not_found
 from stoker.runtime.gateway.prompts import PromptEncoder
 from stoker.runtime.gateway.registry import born_of
 from stoker.runtime.gateway.router_uses import refuse_named
@@ -60,9 +61,37 @@ async def make_current(
         for spec in step.specs:
             await keep_limits(gateway, spec.name)
     release, specs, change = made[-1]
-    for function in change.delete:
-        await forget(gateway, function)
+    await forget_all(gateway, change.delete)
     return release, specs, change.delete
+
+
+async def remove(gateway: Gateway, caller: Caller, app: str) -> list[str]:
+    """The full names of the app's functions, which all go in one step: their jobs are cancelled. Its versions stay for
+    a while, to go back to. Raises ApiError 404, and 409 while another app's router names one of them."""
+    known, change = await told(gateway), Change({})
+
+    def decide(functions: Records, releases: Records) -> Change:
+        nonlocal change
+        change = removed(caller.owner, app, functions, releases, known)
+        return change
+
+    await gateway.registry.change(full_name(caller.owner, app), decide)
+    await forget_all(gateway, change.delete)
+    return change.delete
+
+
+def removed(owner: str, app: str, functions: Records, releases: Records, known: Told) -> Change:
+    deployed = readable(functions)
+    mine = of_app(deployed.values(), owner, app)
+    if not mine:
+        raise not_found(f"There is no app '{app}' with functions.", code="app_not_found", param="name")
+    refuse_named(deployed, [], list(mine))
+    last = current(readable_releases(releases), {name: spec.version for name, spec in mine.items()})
+    return Change({}, sorted(mine), {last.version: seen(last, known).to_dict()} if last else {})
+
+
+async def forget_all(gateway: Gateway, functions: Iterable[str]) -> None:
+    await asyncio.gather(*(forget(gateway, function) for function in functions))
 
 
 def taken(step: Step, functions: Records, releases: Records, now: float) -> tuple[Release, list[FunctionSpec], Change]:

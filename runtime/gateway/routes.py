@@ -14,7 +14,7 @@ from stoker.runtime.gateway import (
     job_routes,
     system_routes,
 )
-from stoker.runtime.gateway.app_routes import AppObject, AppRequest
+from stoker.runtime.gateway.app_routes import AppObject, AppRequest, DeletedApp
 from stoker.runtime.gateway.audit_routes import AUDIT_ENDPOINTS, audited
 from stoker.runtime.gateway.batch_routes import BATCH_ENDPOINTS
 from stoker.runtime.gateway.deploy_routes import (
@@ -103,6 +103,16 @@ ENDPOINTS = [
         request=AppRequest,
         answer=AppObject,
         problems={409: f"Another app has a function of that name. {IN_USE}"},
+    ),
+    Endpoint(
+        "DELETE",
+        "/v1/apps/{name}",
+        app_routes.delete_app,
+        "deploy",
+        "Remove all functions of an app at once and cancel their jobs; a rollback brings them back.",
+        "Functions",
+        answer=DeletedApp,
+        problems={404: "The caller has no such app.", 409: IN_USE},
     ),
     Endpoint(
         "PUT",

@@ -309,6 +309,7 @@ BODIES = [
 UNKNOWN = [
     missing("GET /v1/apps/none/versions", "app_not_found", "name", "There is no app 'none' with versions."),
     missing("POST /v1/apps/none/rollback", "app_not_found", "name", "There is no app 'none' with versions."),
+    missing("DELETE /v1/apps/none", "app_not_found", "name", "There is no app 'none' with functions."),
     missing("GET /v1/nothing", "not_found", None, "Unknown request URL: GET /v1/nothing."),
     missing(
         "POST /v1/chat/completions",

@@ -1,5 +1,6 @@
 """An app's versions over HTTP: listed with what became of them, gone back to, bounded, their owner's."""
 
+import asyncio
 import hashlib
 import itertools
 import time
@@ -9,13 +10,15 @@ from typing import Any
 import httpx
 import pytest
 from redis.asyncio import Redis
+from typer.testing import CliRunner
 
 from stoker.queue.broker import Broker
 from stoker.queue.cluster import LEADER, STARTS, Cluster
 from stoker.queue.records import JobState
+from stoker.runtime.cli import app as cli
 from stoker.runtime.releases import MOST_KEPT
 
-from .conftest import Login
+from .conftest import Login, RunningGateway
 from .peers import error_of, make_key, until_state, write_bundle
 
 numbers = itertools.count()
@@ -216,3 +219,61 @@ async def test_a_start_is_asked_for_only_of_a_version_that_never_was_ready(
     assert (await http.post(f"/v1/functions/{name}/start")).status_code == 202
     assert await cluster.asked_starts() == {}
     await redis.delete(LEADER)
+
+
+async def test_an_app_is_removed_whole_and_can_be_brought_back(
+    http: httpx.AsyncClient, code: str, app: str, broker: Broker, gateway: RunningGateway
+) -> None:
+    other = f"{app}x"
+    await deploy(http, code, other, 1)
+    version = await deploy(http, code, app, 1, "f", "g")
+    job = (await http.post(f"/v1/functions/{app}_f/jobs", json=1)).json()["id"]
+    gone = await http.delete(f"/v1/apps/{app}")
+    assert (gone.status_code, gone.json()) == (
+        200,
+        {"object": "app", "name": app, "deleted": True, "functions": [f"{app}_f", f"{app}_g"]},
+    )
+    await until_state(broker, job, JobState.CANCELLED)
+    names = [row["name"] for row in (await http.get("/v1/functions")).json()["data"]]
+    assert f"{other}_f" in names and not [name for name in names if name.startswith(f"{app}_")]
+    again = await http.delete(f"/v1/apps/{app}")
+    assert (again.status_code, error_of(again)["code"]) == (404, "app_not_found")
+    assert [(row["version"], row["current"]) for row in await versions(http, app)] == [(version, False)]
+    back = await http.post(f"/v1/apps/{app}/rollback")
+    assert (back.status_code, back.json()["version"]) == (200, version), back.text
+    for name, lines in ((app, [f"deleted {app}_f", f"deleted {app}_g"]), (other, [f"deleted {other}_f"])):
+        said = await asyncio.to_thread(CliRunner().invoke, cli, ["delete", name, "--app", "--url", gateway.url])
+        assert (said.exit_code, said.output.splitlines()) == (0, lines)
+
+
+async def test_an_app_stays_whole_while_anothers_router_names_one_of_its_functions(
+    http: httpx.AsyncClient, chat_model: str, cluster: Cluster, app: str
+) -> None:
+    """Its own routers go with it."""
+    spec = await cluster.function(chat_model)
+    assert spec
+    await cluster.put_function(chat_model, {**spec, "app": app})
+    router = {"routes": [{"target": chat_model, "tools": True}], "default": chat_model}
+    own, foreign = f"{app}_own", f"{app}_foreign"
+    for name, owner in ((own, app), (foreign, "")):
+        made = await http.put(
+            f"/v1/functions/{name}", json={"spec": {"kind": "router", "router": router, "app": owner}}
+        )
+        assert made.status_code == 201, made.text
+    refused = await http.delete(f"/v1/apps/{app}")
+    assert (refused.status_code, error_of(refused)["code"]) == (409, "function_in_use")
+    assert await cluster.function(chat_model) and await cluster.function(own)
+    await http.delete(f"/v1/functions/{foreign}")
+    gone = await http.delete(f"/v1/apps/{app}")
+    assert gone.json()["functions"] == sorted([chat_model, own])
+
+
+async def test_nobody_removes_anothers_app(root: httpx.AsyncClient, login: Login, code: str, app: str) -> None:
+    ann = login((await make_key(root, "ann", "invoke", "deploy"))["key"])
+    bob = login((await make_key(root, "bob", "invoke", "deploy"))["key"])
+    await deploy(ann, code, app, 1)
+    for stranger, name in ((bob, app), (root, app), (root, f"ann.{app}")):
+        assert (await stranger.delete(f"/v1/apps/{name}")).status_code == 404
+    caller = login((await make_key(root, "ann", "invoke"))["key"])
+    assert (await caller.delete(f"/v1/apps/{app}")).status_code == 403
+    assert (await ann.delete(f"/v1/apps/{app}")).json()["functions"] == [f"{app}_f"]
