@@ -34,7 +34,7 @@ class BlockPool:
         self._free: list[int] = []
         self._references: dict[int, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()
-        self._entries: dict[bytes, Entry] = {}
+        self.entries: dict[bytes, Entry] = {}
         self._keys: dict[int, bytes] = {}
         self._serial = 0
         self.add(range(1, num_blocks + 1))
@@ -71,7 +71,7 @@ class BlockPool:
 
     def find(self, key: bytes, tokens: bytes, parent: int) -> Entry | None:
         """The cached or used block with this content after entry `parent`; the stored tokens are compared."""
-        entry = self._entries.get(key)
+        entry = self.entries.get(key)
         return entry if entry and entry.tokens == tokens and entry.parent == parent else None
 
     def available(self, hits: Sequence[Entry] = ()) -> int:
@@ -113,10 +113,10 @@ class BlockPool:
         """
         if entry := self.find(key, tokens, parent):
             return entry.serial
-        if stale := self._entries.get(key):
+        if stale := self.entries.get(key):
             self._forget(stale.block)
         self._serial += 1
-        self._entries[key] = Entry(block, key, parent, self._serial, tokens)
+        self.entries[key] = Entry(block, key, parent, self._serial, tokens)
         self._keys[block] = key
         return self._serial
 
@@ -128,11 +128,11 @@ class BlockPool:
 
     def _evict(self) -> int:
         block, _ = self._cached.popitem(last=False)
-        del self._entries[self._keys.pop(block)]
+        del self.entries[self._keys.pop(block)]
         return block
 
     def _forget(self, block: int) -> None:
-        del self._entries[self._keys.pop(block)]
+        del self.entries[self._keys.pop(block)]
         if block in self._cached:
             del self._cached[block]
             self._free.append(block)

@@ -69,18 +69,18 @@ class Engine:
         self.pool = BlockPool(0 if cache else self.kv.num_blocks)
         self.runner = Runner(config, options, weights, self.kv, memory, self.adapters)
         self._tokens_per_read = TOKENS_PER_READ[options.device]
-        self._pace = Pace(self._tokens_per_read // 4)
+        self.pace = Pace(self._tokens_per_read // 4)
         kept = options.host_cache_bytes // self.kv.block_bytes
-        self._copies = Copies(self.runner.kv, kept) if kept else None
+        self.copies = Copies(self.runner.kv, kept) if kept else None
         self.scheduler = Scheduler(
             self.pool,
             token_budget=options.token_budget,
             max_seqs=options.max_seqs,
             prefix_cache=options.prefix_cache,
-            leeway=self._pace.leeway,
+            leeway=self.pace.leeway,
             tier=HostTier(kept) if kept else None,
         )
-        self._revision = revision
+        self.revision = revision
         self._weights_bytes = weights.arena.nbytes
         self._in_flight: Launched | None = None
         self._sequences: dict[str, Sequence] = {}
@@ -96,7 +96,7 @@ class Engine:
             raise ValueError(f"request {request.id!r} is already here")
         validate(request, self.config.vocab_size, self.options.max_model_len)
         self._arrivals += 1
-        model = (self._revision.encode(), self.options.dtype.encode())
+        model = (self.revision.encode(), self.options.dtype.encode())
         adapter = request.adapter.revision.encode() if request.adapter else b""
         root, public = root_key(*model, request.cache_salt, adapter), root_key(*model, PUBLIC, adapter)
         sequence = Sequence.of(request, self._arrivals, root, self.config.eos_token_ids, public)
@@ -129,7 +129,7 @@ class Engine:
         if self.adapters and self.adapters.waiting:
             self._admit_adapted(self.adapters)
         work = self.scheduler.schedule()
-        if not work and not self._in_flight and self._copies and self._move_blocks(wait=True):
+        if not work and not self._in_flight and self.copies and self._move_blocks(wait=True):
             work = self.scheduler.schedule()
         self._move_blocks()
         if not work and not self._in_flight and not all(map(self._is_held, self._sequences.values())):
@@ -160,7 +160,7 @@ class Engine:
     @property
     def redo_s(self) -> float:
         """What it would take to compute again what is lost with the KV blocks of those that run."""
-        return self._pace.token_s * sum(sequence.computed for sequence in self.scheduler.running)
+        return self.pace.token_s * sum(sequence.computed for sequence in self.scheduler.running)
 
     def resume(self, weights: ModelWeights) -> None:
         """`weights` are there or on their way."""
@@ -171,20 +171,20 @@ class Engine:
         what makes steps longer by a quarter at most: the others' latency is theirs, and not much of the device is lost.
         Where the device is `shared` by tenants, steps are short, and those of batches are shorter as long as there has
         lately been anything else: whoever comes next waits for one."""
-        if ahead or self._pace.leeway.share == TENANTS_SHARE:
-            self._pace.leeway.share = TENANTS_SHARE if ahead else BATCH_SHARE
+        if ahead or self.pace.leeway.share == TENANTS_SHARE:
+            self.pace.leeway.share = TENANTS_SHARE if ahead else BATCH_SHARE
             for sequence in self._sequences.values():
                 sequence.patient = sequence.of_batch or sequence.tenant in ahead
-        most = self._pace.shared_step_tokens() if shared else 0
+        most = self.pace.shared_step_tokens() if shared else 0
         budget = self.options.token_budget
-        patient = 0 if self.rest_s() else self._pace.patient_step_tokens(time.monotonic_ns(), budget)
+        patient = 0 if self.rest_s() else self.pace.patient_step_tokens(time.monotonic_ns(), budget)
         self.scheduler.limit_step(max(most or budget, self.options.max_seqs, 64), patient)
 
     def rest_s(self) -> float:
         """How long batches still leave the device to nobody, because others have just been here."""
         if self._in_flight or not self._sequences or not all(each.of_batch for each in self._sequences.values()):
             return 0.0
-        return self._pace.rest_s(time.monotonic_ns())
+        return self.pace.rest_s(time.monotonic_ns())
 
     def take_outbox(self) -> list[Delta]:
         """What can be told without a step."""
@@ -199,8 +199,8 @@ class Engine:
     def add_blocks(self, blocks: Seq[int]) -> None:
         """As many of them as are of use. What was queued on the device before this may still write them."""
         self.pool.add(blocks[: self.kv.num_blocks - self.pool.total])
-        if self._copies:
-            self._copies.follow()
+        if self.copies:
+            self.copies.follow()
 
     @property
     def arena(self) -> torch.Tensor:
@@ -323,15 +323,15 @@ class Engine:
     def _move_blocks(self, wait: bool = False) -> bool:
         """Between the tiers of the prompt cache; loads before the launch of the step that was planned with them. True
         when blocks came free."""
-        if self._copies is None:
+        if self.copies is None:
             return False
         loads, self.scheduler.loads = self.scheduler.loads, []
         saves, self.scheduler.saves = self.scheduler.saves, []
         if saves:
-            self._copies.save(saves)
+            self.copies.save(saves)
         if loads:
-            self._copies.restore(loads)
-        saved = self._copies.saved(wait)
+            self.copies.restore(loads)
+        saved = self.copies.saved(wait)
         for block in saved:
             self.pool.release([block])
         return bool(saved)
@@ -377,7 +377,7 @@ class Engine:
         ended = time.monotonic_ns()
         parts = parts_of(launched.work, self._weights_bytes, self.kv.block_bytes, self._tokens_per_read)
         self._spent.append(Spent(parts, launched.began_ns, ended))
-        self._pace.settled([(item.count, item.sequence.patient) for item in launched.work], launched.began_ns, ended)
+        self.pace.settled([(item.count, item.sequence.patient) for item in launched.work], launched.began_ns, ended)
         return self._commit(launched.work, outcomes)
 
     def _commit(self, work: Seq[Work], outcomes: Seq[Outcome]) -> list[Delta]:

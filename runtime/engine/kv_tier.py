@@ -31,26 +31,26 @@ class HostTier:
     under way: copies run in the order in which they were asked for."""
 
     def __init__(self, slots: int) -> None:
-        self._free = list(range(slots))
-        self._kept: OrderedDict[bytes, Kept] = OrderedDict()
+        self.free = list(range(slots))
+        self.kept: OrderedDict[bytes, Kept] = OrderedDict()
 
     def find(self, key: bytes, tokens: bytes, parent: bytes) -> int | None:
         """The slot with this content after block `parent`; stored tokens are compared."""
-        kept = self._kept.get(key)
+        kept = self.kept.get(key)
         if kept is None or kept.tokens != tokens or kept.parent != parent:
             return None
-        self._kept.move_to_end(key)
+        self.kept.move_to_end(key)
         return kept.slot
 
     def make_room(self, key: bytes, tokens: bytes, parent: bytes) -> int | None:
         """A slot to copy this content to; None when it is here already."""
         if self.find(key, tokens, parent) is not None:
             return None
-        if key in self._kept:
-            slot = self._kept.pop(key).slot
+        if key in self.kept:
+            slot = self.kept.pop(key).slot
         else:
-            slot = self._free.pop() if self._free else self._kept.popitem(last=False)[1].slot
-        self._kept[key] = Kept(slot, tokens, parent)
+            slot = self.free.pop() if self.free else self.kept.popitem(last=False)[1].slot
+        self.kept[key] = Kept(slot, tokens, parent)
         return slot
 
 
@@ -62,44 +62,44 @@ class Copies:
         size = slots * cache[0].nbytes
         memory = np.empty(size + PAGE, np.uint8)
         start = -memory.ctypes.data % PAGE
-        self._host = torch.from_numpy(memory[start : start + size]).view(cache.dtype).view(slots, *cache.shape[1:])
-        self._stream = torch.cuda.Stream() if cache.is_cuda else None
-        if self._stream:
-            pin = Registration(self._host.data_ptr(), size // PAGE * PAGE)
-            weakref.finalize(self, give_back, self._stream, pin, memory)
+        self.host = torch.from_numpy(memory[start : start + size]).view(cache.dtype).view(slots, *cache.shape[1:])
+        self.stream = torch.cuda.Stream() if cache.is_cuda else None
+        if self.stream:
+            pin = Registration(self.host.data_ptr(), size // PAGE * PAGE)
+            weakref.finalize(self, give_back, self.stream, pin, memory)
         self._under_way: deque[tuple[torch.cuda.Event, list[int]]] = deque()
         self._done: list[int] = []
 
     def save(self, moves: Sequence[tuple[int, int]]) -> None:
         """(block, slot) pairs. The blocks are written and stay as they are until `saved` names them."""
         blocks = [block for block, _ in moves]
-        if self._stream is None:
+        if self.stream is None:
             for block, slot in moves:
-                self._host[slot] = self._cache[block]
+                self.host[slot] = self._cache[block]
             self._done += blocks
             return
-        with torch.cuda.stream(self._stream), torch.inference_mode():
+        with torch.cuda.stream(self.stream), torch.inference_mode():
             for block, slot in moves:
-                self._host[slot].copy_(self._cache[block], non_blocking=True)
+                self.host[slot].copy_(self._cache[block], non_blocking=True)
             event = torch.cuda.Event()
             event.record()
         self._under_way.append((event, blocks))
 
     def restore(self, moves: Sequence[tuple[int, int]]) -> None:
         """(slot, block) pairs. Steps launched from now on find the blocks filled; none under way uses them."""
-        if self._stream is None:
+        if self.stream is None:
             for slot, block in moves:
-                self._cache[block] = self._host[slot]
+                self._cache[block] = self.host[slot]
             return
-        with torch.cuda.stream(self._stream), torch.inference_mode():
+        with torch.cuda.stream(self.stream), torch.inference_mode():
             for slot, block in moves:
-                self._cache[block].copy_(self._host[slot], non_blocking=True)
-        torch.cuda.current_stream().wait_stream(self._stream)
+                self._cache[block].copy_(self.host[slot], non_blocking=True)
+        torch.cuda.current_stream().wait_stream(self.stream)
 
     def follow(self) -> None:
         """Copies from now on come after all work that is queued on the device."""
-        if self._stream:
-            self._stream.wait_stream(torch.cuda.current_stream())
+        if self.stream:
+            self.stream.wait_stream(torch.cuda.current_stream())
 
     def saved(self, wait: bool = False) -> list[int]:
         """Blocks whose copies have ended since the last call; waits for at least one if there are any."""

@@ -110,6 +110,8 @@ class Models:
                 self._send({"t": "unloaded", "model": frame["model"]})
             case "tokenizer":
                 self._add_grammars(frame["model"], frame["tokenizer"])
+            case "export prompts" | "import prompts" | "prompts moved":
+                self._residents.move_prompts(frame)
             case "submit":
                 self._submit(frame["model"], frame)
             case "abort":

@@ -25,11 +25,12 @@ class HashChain:
     """Keys and contents (the tokens as int32 bytes) of the full blocks of a growing list of tokens. The first
     `public_blocks` are found by whoever has `public_root`; those behind them also follow from `root`."""
 
-    __slots__ = ("_contents", "_keys", "_public", "_root", "_tokens")
+    __slots__ = ("_contents", "_keys", "_public_root", "_root", "_tokens", "public_blocks")
 
     def __init__(self, root: bytes, tokens: "array[int]", public_root: bytes = b"", public_blocks: int = 0) -> None:
         self._root = root
-        self._public = (public_root, public_blocks)
+        self._public_root = public_root
+        self.public_blocks = public_blocks
         self._tokens = tokens
         self._keys: list[bytes] = []
         self._contents: list[bytes] = []
@@ -50,7 +51,7 @@ class HashChain:
             self._contents.append(content)
 
     def _parent(self) -> bytes:
-        root, blocks = self._public
+        root, blocks = self._public_root, self.public_blocks
         if not self._keys:
             return root if blocks else self._root
         return block_key(self._keys[-1], self._root) if len(self._keys) == blocks else self._keys[-1]

@@ -24,6 +24,7 @@ from stoker.runtime.engine.kv_tier import HostTier
 from stoker.runtime.engine.prefix import BLOCK_TOKENS
 from stoker.runtime.engine.request import Delta, FinishReason, TokenLogprobs
 from stoker.runtime.engine.sequence import NO_ROW, Sequence
+from stoker.runtime.pool.block_uses import BlockUses
 from stoker.runtime.pool.leeway import Leeway
 
 # A waiting sequence that doesn't fit is passed by at most this many smaller ones; then all others wait for it.
@@ -96,10 +97,11 @@ class Scheduler:
         self._rows = list(range(rows_for(max_seqs)))
         self._in_flight = 0
         self.prefix_cache = prefix_cache
-        self._tier = tier
+        self.tier = tier
         self.loads: list[tuple[int, int]] = []
         self.saves: list[tuple[int, int]] = []
         self._leeway = leeway
+        self.uses = BlockUses()
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
@@ -270,6 +272,7 @@ class Scheduler:
         if sequence.cached_tokens is None:
             sequence.cached_tokens = min(sequence.computed, sequence.prompt_tokens)
             self.hit_tokens += sequence.cached_tokens
+            self.uses.found(sequence.chain, sequence.published)
         sequence.overtaken = 0
         self.waiting.remove(sequence)
         insort(self.running, sequence, key=lambda s: s.arrival)
@@ -289,10 +292,10 @@ class Scheduler:
     def _kept(self, sequence: Sequence, matched: int) -> list[int]:
         """Slots of the second tier with the blocks that come after the `matched` first ones."""
         slots: list[int] = []
-        if self._tier is None or not self.prefix_cache:
+        if self.tier is None or not self.prefix_cache:
             return slots
         for index in range(matched, cacheable_blocks(sequence)):
-            slot = self._tier.find(*named(sequence, index))
+            slot = self.tier.find(*named(sequence, index))
             if slot is None:
                 break
             slots.append(slot)
@@ -327,7 +330,7 @@ class Scheduler:
         sequence.published = computed // BLOCK_TOKENS
 
     def _save(self, sequence: Sequence, index: int) -> None:
-        if self._tier is not None and (slot := self._tier.make_room(*named(sequence, index))) is not None:
+        if self.tier is not None and (slot := self.tier.make_room(*named(sequence, index))) is not None:
             self.pool.hold(sequence.blocks[index])
             self.saves.append((sequence.blocks[index], slot))
 

@@ -64,7 +64,7 @@ class Sequence:
             prompt_tokens=len(request.prompt),
             end=len(request.prompt) + params.max_tokens,
             stops=frozenset(params.stop_token_ids) | (frozenset() if ends_itself else frozenset(eos)),
-            chain=HashChain(root, tokens, public_root, request.public_tokens // BLOCK_TOKENS),
+            chain=HashChain(root, tokens, public_root, min(request.public_tokens, len(tokens)) // BLOCK_TOKENS),
             arrival=arrival,
             patient=request.patient,
             of_batch=request.patient,

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from stoker.runtime.pool.books import Books
 from stoker.runtime.pool.device_pool import Demand, DevicePool
 from stoker.runtime.pool.joining import cache_of, member_of, open_pool
 from stoker.runtime.pool.parked import ParkedModels
+from stoker.runtime.pool.prompt_exchange import PromptExchange
 from stoker.runtime.pool.turns import Swap
 from stoker.runtime.wire import Frame
 
@@ -80,6 +82,7 @@ class Residents:
         self.deliveries: dict[str, Delivery] = {}
         self.images = ParkedModels()
         self.books = Books()
+        self.prompts = PromptExchange(send, remind)
         self.pool: DevicePool | None = None
         self._sources: dict[str, Source] = {}
         self._wishes: set[str] = set()
@@ -121,6 +124,7 @@ class Residents:
             # Until it has given the host's memory back, it uses the weights' memory too.
             delivery.join()
         self.images.wait_for(model)
+        self.prompts.drop(model)
         if engine := self.engines.pop(model, None):
             # Nothing is computed in its pages any more after this.
             engine.fail_all("the model was unloaded")
@@ -213,6 +217,7 @@ class Residents:
         self._bring(swap.model, pool.enter(swap.model, swap.start))
 
     def _interrupt(self, model: str) -> None:
+        self.prompts.wait_for(model)
         self._tell(model, self.engines[model].suspend())
 
     def _bring(self, model: str, arena: torch.Tensor) -> None:
@@ -318,6 +323,12 @@ class Residents:
             self.images.make(model, name, self._sources[model].blueprint, self.engines[model].arena, made)
         else:
             made(ValueError(f"model {model} is not on the device"))
+
+    def move_prompts(self, frame: Frame) -> None:
+        """Of the prompt cache, to the store or back; while the model isn't on the device, host memory only."""
+        model, pool = frame["model"], self.pool
+        more_blocks = partial(pool.more_blocks, model) if pool and pool.is_there(model) else None
+        self.prompts.handle(model, self.engines.get(model), frame, more_blocks)
 
     def image_made(self, model: str, name: str, error: Exception | None) -> None:
         self.images.wait_for(model)

@@ -175,7 +175,7 @@ def hit_everything(engine: Engine) -> None:
     engine.pool.find = lambda key, tokens, parent: (
         find(key, tokens, parent)
         or next(  # type: ignore[method-assign]
-            iter(engine.pool._entries.values()), None
+            iter(engine.pool.entries.values()), None
         )
     )
 
