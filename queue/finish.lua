@@ -102,16 +102,28 @@ local function drop(job, state, reason)
   finish(job, state, reason)
 end
 
-local function expire_due(most)
-  local due = call('ZRANGEBYSCORE', Q .. 'dl', '-inf', NOW, 'LIMIT', 0, most)
-  for _, id in ipairs(due) do
-    local job = read(id)
-    local late = job.finish_by and tonumber(job.finish_by) <= NOW
-    if job.state == 'running' then
-      drop(job, 'timed_out', late and 'not finished by its deadline' or 'ran longer than its limit')
-    else
-      drop(job, 'expired', late and 'not finished by its deadline' or 'not started by its deadline')
-    end
+local function beyond(what, milliseconds)
+  return string.format('%s its limit of %.15g s', what, milliseconds / 1000)
+end
+
+-- `due`: the deadline that is over.
+local function expire(job, due)
+  local running = job.state == 'running'
+  local late, why = job.finish_by and tonumber(job.finish_by) <= NOW, nil
+  if running and job.run and not late then
+    why = beyond('ran longer than', job.run)
+  elseif running or late then
+    why = beyond('not finished within', job.finish_by - job.enqueued)
+  else
+    why = beyond('not started within', due - job.enqueued)
   end
-  return #due
+  drop(job, running and 'timed_out' or 'expired', why)
+end
+
+local function expire_due(most)
+  local due = call('ZRANGEBYSCORE', Q .. 'dl', '-inf', NOW, 'WITHSCORES', 'LIMIT', 0, most)
+  for i = 1, #due, 2 do
+    expire(read(due[i]), tonumber(due[i + 1]))
+  end
+  return #due / 2
 end

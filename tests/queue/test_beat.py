@@ -57,7 +57,7 @@ async def test_a_beat_notices_an_execution_limit_without_a_tick(broker: Broker, 
     claim = await start(run_within_ms=1)
     await asyncio.sleep(0.01)
     assert await broker.beat("f", "w", {claim.job_id: claim.fence}) == {claim.job_id: "timed_out"}
-    assert oracle.check("f").jobs[claim.job_id]["reason"] == "ran longer than its limit"
+    assert oracle.check("f").jobs[claim.job_id]["reason"] == "ran longer than its limit of 0.001 s"
 
 
 async def test_an_expired_lease_that_nobody_reaped_is_still_held(broker: Broker, client: Redis, start) -> None:

@@ -600,7 +600,7 @@ SCENES = [
         "timeout_error",
         "expired_before_start",
         None,
-        "…",
+        "not started within its limit of 0.1 s",
     ),
     Scene(
         lambda world: limited_in_time(world, claimed=True, run_within_s=0.1),
@@ -608,7 +608,7 @@ SCENES = [
         "timeout_error",
         "timed_out",
         None,
-        "…",
+        "ran longer than its limit of 0.1 s",
     ),
     Scene(
         no_keys_here,
