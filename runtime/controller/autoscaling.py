@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
 
 from stoker.runtime.controller.groups import (
     CLUSTER_TAG,
@@ -94,7 +95,7 @@ async def in_thread(operation: str, call: Callable[[], T]) -> T:
         return await asyncio.to_thread(call)
     except ClientError as error:
         raise CloudError(f"{operation}: {error}", refusal=is_refusal(error)) from error
-    except (BotoCoreError, ValueError) as error:
+    except (BotoCoreError, ResponseParserError, ValueError) as error:
         raise CloudError(f"{operation}: {error}") from error
 
 

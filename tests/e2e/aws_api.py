@@ -16,10 +16,13 @@ from uuid import uuid4
 
 import boto3
 import httpx
+from botocore.config import Config
 
+from tests.children import end
 from tests.conftest import S3_SERVER
 
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+FACTS = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
 ZONES = ["us-east-1a", "us-east-1b"]
 CHANGES = {"SetDesiredCapacity", "SetInstanceProtection", "TerminateInstanceInAutoScalingGroup"}
 EMPTY = '<{0}Response xmlns="http://autoscaling.amazonaws.com/doc/2011-01-01/"><{0}Result>{1}</{0}Result></{0}Response>'
@@ -50,22 +53,31 @@ class Moto:
     def __init__(self) -> None:
         self.url = ""
         self._process: subprocess.Popen[str] | None = None
+        self._clients: dict[str, Any] = {}
+        self._making = threading.Lock()
 
     def start(self) -> None:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self._process = subprocess.Popen([sys.executable, "-c", S3_SERVER], text=True, **pipes)  # type: ignore[call-overload]
         assert self._process and self._process.stdout
-        self.url = f"http://127.0.0.1:{int(self._process.stdout.readline())}"
+        with self._making:
+            self.url = f"http://127.0.0.1:{int(self._process.stdout.readline())}"
+            self._clients.clear()
 
     def stop(self) -> None:
+        """At once, whatever it is answering."""
         if self._process and self._process.stdin and self._process.stdout:
+            end(self._process, 0)
             self._process.stdin.close()
-            self._process.wait(10)
             self._process.stdout.close()
 
     def client(self, service: str) -> Any:
-        facts = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
-        return boto3.client(service, endpoint_url=self.url, **facts)
+        """Threads may share a client, but not make two at a time. A call that is cut off fails soon."""
+        config = Config(connect_timeout=1, read_timeout=20, retries={"mode": "standard", "total_max_attempts": 2})
+        with self._making:
+            if service not in self._clients:
+                self._clients[service] = boto3.client(service, endpoint_url=self.url, config=config, **FACTS)
+            return self._clients[service]
 
     def make_group(self, pool: str, *, price: float, cluster: str = "test") -> None:
         template = f"template-{pool}"
@@ -114,13 +126,15 @@ class Moto:
 class Faults:
     """What goes wrong. `traps` maps an operation to when the controllers that ask for it next are killed, one after the
     other: "before" it is carried out, or "after". `denied`: operations that nobody may call.
-    `short`: pools that have no capacity, and how many hosts they were asked for. `notices`: by instance, for IMDS."""
+    `cut`: operations whose answers break off. `short`: pools that have no capacity, and how many hosts they were asked
+    for. `notices`: by instance, for IMDS."""
 
     traps: dict[str, list[str]] = field(default_factory=dict)
     short: dict[str, int] = field(default_factory=dict)
     notices: dict[str, dict[str, Any]] = field(default_factory=dict)
     waits: set[str] = field(default_factory=set)
     denied: set[str] = field(default_factory=set)
+    cut: set[str] = field(default_factory=set)
     dead_boots: int = 0
 
 
@@ -195,6 +209,8 @@ class Proxy:
     def _answer(self, action: str, form: Mapping[str, str], headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
         if action in self._faults.denied:
             return 403, DENIED
+        if action in self._faults.cut:
+            return 200, f"<{action}Response>".encode()
         pool = form.get("AutoScalingGroupName", "").removeprefix("test-")
         if action == "SetDesiredCapacity" and pool in self._faults.short:
             self._faults.short[pool] = int(form["DesiredCapacity"])

@@ -7,13 +7,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import redis
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
 
 from stoker.queue.cluster import FLEET_MEMORY, LEADER
 from stoker.queue.embedded import EmbeddedValkey
@@ -22,6 +23,7 @@ from stoker.runtime.client.client import Client
 from stoker.runtime.deployment import deploy
 from stoker.runtime.processes import parent_mark
 from stoker.runtime.supervisor import check_port
+from tests.children import end
 from tests.e2e.aws_api import KEYS, Faults, Moto, Proxy, answers, until
 
 CLI = [sys.executable, "-m", "stoker.runtime.cli"]
@@ -53,7 +55,8 @@ def work(gate: str) -> str:
 
 
 class Ec2(threading.Thread):
-    """Starts an agent for each running instance of a group, and ends it when the instance is terminated."""
+    """Starts an agent for each running instance of a group, and ends it when the instance is terminated. An API that is
+    away or is cut off in the middle of an answer is asked again; agents die with this thread, whatever ends it."""
 
     def __init__(self, moto: Moto, faults: Faults, environment: Mapping[str, str], metadata: str, folder: Path) -> None:
         super().__init__()
@@ -68,13 +71,13 @@ class Ec2(threading.Thread):
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        while not self._stopping.wait(LOOP_S):
-            with suppress(BotoCoreError, ClientError):
-                self._match(self._running())
-        for process in self.agents.values():
-            if process:
-                process.kill()
-                process.wait(10)
+        try:
+            while not self._stopping.wait(LOOP_S):
+                with suppress(BotoCoreError, ClientError, ResponseParserError):
+                    self._match(self._running())
+        finally:
+            for process in filter(None, self.agents.values()):
+                end(process, 0)
 
     def stop(self) -> None:
         self._stopping.set()
@@ -144,8 +147,8 @@ class Cloud:
         """With two pools, one cheaper, and a function."""
         (self.folder / "sitecustomize.py").write_text(WITHOUT_ENGINE)
         with self._cleanup as cleanup:
-            self.moto.start()
             cleanup.callback(self.moto.stop)
+            self.moto.start()
             self.valkey.start()
             cleanup.callback(self.valkey.stop)
             self.proxy.start()
@@ -155,7 +158,7 @@ class Cloud:
             self.ec2.start()
             cleanup.callback(self.ec2.stop)
             self._keeper.start()
-            cleanup.callback(self._stop_controller)
+            cleanup.callback(self._stop_keeper)
             self._start_gateway(cleanup)
             self.make_pools()
             self._deploy()
@@ -181,35 +184,47 @@ class Cloud:
         return {**inherited, **KEYS, **own}
 
     def kill_controller(self) -> None:
-        """SIGKILL; the next one starts at once. The lease of a process that is surely dead needs no waiting for."""
-        assert self._controller
-        self._controller.kill()
-        self._controller.wait()
+        """SIGKILL; the next one starts at once."""
+        with self._between_controllers():
+            pass
+
+    @contextmanager
+    def _between_controllers(self) -> Iterator[redis.Redis]:
+        """The next one leads from the end on: the lease of a process that is surely dead needs no waiting for."""
+        controller = self._controller
+        assert controller
+        end(controller, 0)
         with redis.Redis.from_url(self.valkey.url) as client:
+            yield client
             client.delete(LEADER)
         self.kills += 1
 
     def _keep_controller(self) -> None:
-        while not self._stopping.wait(LOOP_S):
-            if self._controller is None or self._controller.poll() is not None:
-                self._controller = self._run("controller", "--provider", "aws")
+        """A child's life ends with the thread that started it, so this one waits for the last."""
+        try:
+            while not self._stopping.wait(LOOP_S):
+                if self._controller is None or self._controller.poll() is not None:
+                    self._controller = self._run("controller", "--provider", "aws")
+        finally:
+            if self._controller:
+                end(self._controller)
 
-    def _stop_controller(self) -> None:
+    def _stop_keeper(self) -> None:
         self._stopping.set()
-        if self._controller:
-            self._controller.terminate()
-            self._controller.wait(20)
         self._keeper.join()
 
     def forgive(self, pool: str = "") -> None:
         """A pool that refused (or all) may be asked again now instead of in half a minute, by the next controller."""
-        self.kill_controller()
-        with redis.Redis.from_url(self.valkey.url) as client:
-            memory = unpack(client.get(FLEET_MEMORY) or pack({}))
+        with self._between_controllers() as client:
+            kept: Any = client.get(FLEET_MEMORY)
+            memory = unpack(kept or pack({}))
             memory["pools"] = {name: row for name, row in memory.get("pools", {}).items() if pool and name != pool}
             client.set(FLEET_MEMORY, pack(memory))
 
     def client(self) -> Client:
+        """Whatever is waited for would never come without the two threads; pytest shows why one ended."""
+        assert self.ec2.is_alive(), "nobody starts hosts any more"
+        assert self._keeper.is_alive(), "nobody starts controllers any more"
         return Client(self.url)
 
     def make_pools(self) -> None:
@@ -254,7 +269,7 @@ class Cloud:
     def _start_gateway(self, cleanup: ExitStack) -> None:
         port = check_port("127.0.0.1", 0)
         process = self._run("gateway", "--host", "127.0.0.1", "--port", str(port))
-        cleanup.callback(lambda: (process.terminate(), process.wait(20)))
+        cleanup.callback(end, process)
         self.url = f"http://127.0.0.1:{port}"
         until(lambda: answers(self.url), "the gateway")
 

@@ -13,6 +13,7 @@ from stoker.runtime.client.client import Client
 from stoker.runtime.deployment import deploy
 from stoker.runtime.processes import parent_mark
 from stoker.runtime.supervisor import check_port
+from tests.children import end
 from tests.e2e.aws_api import answers, until
 from tests.e2e.cloud import APP, CLI, WITHOUT_ENGINE
 
@@ -36,7 +37,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
             environment = {**os.environ, **settings, **parent_mark(os.getpid()), "STOKER_DATA": str(tmp_path / data)}
             with open(tmp_path / f"{name}{data}.log", "ab") as log:
                 process = subprocess.Popen([*CLI, name, *arguments], env=environment, stdout=log, stderr=log)
-            cleanup.callback(lambda: (process.terminate(), process.wait(45)))
+            cleanup.callback(end, process, 45)
 
         run("gateway", "--host", "127.0.0.1", "--port", str(port))
         run("controller")

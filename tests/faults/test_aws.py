@@ -25,6 +25,14 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
         yield cloud
 
 
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Path]:
+    """A file that jobs wait for. They end with their test, and so do their hosts."""
+    gate = tmp_path / "gate"
+    yield gate
+    gate.touch()
+
+
 @pytest.fixture(autouse=True)
 def calm(cloud: Cloud) -> Iterator[None]:
     """Each test ends with no host; a pool that refuses is forgiven."""
@@ -57,10 +65,7 @@ def test_without_capacity_the_next_pool_is_taken_and_the_job_says_why(cloud: Clo
     assert cloud.faults.short["cheap"] == 0, "a pool that refused must not start a second host later"
 
 
-def test_one_job_outlives_an_interruption_a_crash_and_an_api_that_forgets_everything(
-    cloud: Cloud, tmp_path: Path
-) -> None:
-    gate = tmp_path / "gate"
+def test_one_job_outlives_an_interruption_a_crash_and_an_api_that_forgets_everything(cloud: Cloud, gate: Path) -> None:
     job_id = cloud.submit(str(gate))
     first = until_running(cloud, job_id)
     at = datetime.fromtimestamp(time.time() + LEFT_S, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

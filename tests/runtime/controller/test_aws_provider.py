@@ -116,6 +116,17 @@ async def test_an_api_that_is_away_is_said_and_waited_for(
     assert provider.fleet({}).trouble == ""
 
 
+async def test_an_answer_that_breaks_off_is_said_and_asked_for_again(
+    provider: AwsProvider, leadership: Leadership, cluster: Cluster, faults: Faults, moto: Moto, pool: str
+) -> None:
+    faults.cut = {"DescribeAutoScalingGroups"}
+    said = "DescribeAutoScalingGroups: Unable to parse response"
+    await drive(provider, leadership, cluster, lambda: said in provider.fleet({}).trouble, hosts={pool: 1})
+    faults.cut.clear()
+    await drive(provider, leadership, cluster, lambda: moto.instances(pool), hosts={pool: 1})
+    assert provider.fleet({}).trouble == ""
+
+
 async def test_a_refused_change_does_not_hold_up_the_others(
     provider: AwsProvider, leadership: Leadership, cluster: Cluster, faults: Faults, moto: Moto, proxy: Proxy, pool: str
 ) -> None:
