@@ -104,6 +104,8 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not None:
             self.cycle.scope[WIRE] = Wire(self.cycle)  # type: ignore[typeddict-unknown-key]
+            if self.cycle.scope["http_version"] == "1.0":
+                self.cycle.send = Unchunked(self.cycle).send  # type: ignore[method-assign]
         if before is not None and not before.response_complete:
             self._wait_behind(before)
 
@@ -199,6 +201,25 @@ class Wire:
         cycle.message_event.set()
         cycle.on_response()
         return True
+
+
+class Unchunked:
+    """What sends an answer to a client of HTTP/1.0, which knows no chunks: one whose length isn't told before ends with
+    the connection."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._send = cycle.send
+        self._open = False
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self._open = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+            if self._open:
+                self._cycle.chunked_encoding = False
+        elif self._open:
+            self._cycle.expected_content_length = len(message.get("body", b""))
+        await self._send(message)
 
 
 class Outgoing:

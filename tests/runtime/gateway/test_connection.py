@@ -103,6 +103,30 @@ async def test_the_short_way_sends_the_same(request_bytes: bytes, short: bool) -
     usual.close()
 
 
+class Streaming(Server):
+    """An answer in three parts, whose length isn't told before."""
+
+    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for body, more in ((b"one", True), (b"", True), (b"two", True), (b"", False)):
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+            self.took_the_short_way.append(scope[WIRE].free)
+
+
+async def test_a_client_of_http_1_0_gets_no_chunks_but_the_end_of_the_connection() -> None:
+    new = Streaming(short=False)
+    head, _, body = (await new.get(GET)).partition(b"\r\n\r\n")
+    assert b"transfer-encoding: chunked" in head and body == b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
+    assert not new.transport.closed and any(new.took_the_short_way)
+    for line in (b"", b"connection: keep-alive\r\n"):
+        old = Streaming(short=False)
+        head, _, body = (await old.get(b"GET / HTTP/1.0\r\nhost: x\r\n" + line + b"\r\n")).partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head and b"connection: close" in head and body == b"onetwo"
+        assert old.transport.closed and not any(old.took_the_short_way)
+        old.close()
+    new.close()
+
+
 @pytest.mark.parametrize("value", [b"a\r\nset-cookie: b", b"a\nb", b"a\rb"])
 async def test_no_header_can_smuggle_another(value: bytes) -> None:
     server = Server(short=True, headers=[*HEADERS, (b"x-route", value)])

@@ -9,6 +9,7 @@ from stoker.queue.broker import Broker
 from stoker.queue.records import JobState, Limits, unpack
 from stoker.runtime.spec import Limits as SpecLimits
 
+from .conftest import RunningGateway
 from .peers import Deploy, Task, double, error_of, server_events, until_state, worker
 
 BOOM = {"type": "function_error", "message": "boom", "code": "ValueError", "traceback": "Traceback ..."}
@@ -157,6 +158,24 @@ async def test_generators_stream_as_events(http: httpx.AsyncClient, broker: Brok
     assert [json.loads(event.data) for event in values] == [{"n": 1}, {"n": 2}, {"n": 3}]
     assert all(event.id and not event.name for event in values)
     assert (end.name, json.loads(end.data)["state"]) == ("end", "succeeded")
+
+
+async def test_a_stream_to_a_client_of_http_1_0_is_plain_and_ends_with_the_connection(
+    gateway: RunningGateway, broker: Broker, deploy: Deploy
+) -> None:
+    name = await deploy()
+    url = httpx.URL(gateway.url)
+    async with worker(broker, name, count_to_three):
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        head = f"POST /v1/functions/{name} HTTP/1.0\r\naccept: text/event-stream\r\ncontent-length: 0\r\n\r\n"
+        writer.write(head.encode())
+        answer = await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+    head, _, body = answer.decode().partition("\r\n\r\n")
+    assert "transfer-encoding" not in head and "connection: close" in head
+    events = [frame.split("\n") for frame in body.removesuffix("\n\n").split("\n\n") if not frame.startswith(":")]
+    assert [lines[-1] for lines in events[:-1]] == [f'data: {{"n":{n}}}' for n in (1, 2, 3)], body
+    assert events[-1][0] == "event: end"
 
 
 async def test_a_stream_that_fails_before_its_first_event_has_a_status(
