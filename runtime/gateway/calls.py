@@ -288,6 +288,7 @@ class Call(Following):
         self._incoming.about_job(enqueued.job_id, replayed=self._replayed)
         if enqueued.job_id != self.job_id:
             await self._join(enqueued.job_id)
+        self.exists.set()
         return self
 
     async def __aexit__(self, *exc: object) -> None:

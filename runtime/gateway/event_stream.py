@@ -63,7 +63,9 @@ class EventStream(Response):
         return True
 
     async def _comment(self, outlet: "Outlet") -> None:
-        """Sleeps for as long as the stream may stay silent, so that a frame costs it nothing."""
+        """Sleeps for as long as the stream may stay silent, so that a frame costs it nothing. Before there is a job it
+        says nothing: the head would go out without the job's id, and whatever refuses the job could be no status."""
+        await self._source.exists.wait()
         while True:
             quiet_s = outlet.quiet_s()
             if quiet_s < self._interval_s:

@@ -1,5 +1,6 @@
 """Reading the events of one job, from its start or from the middle."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Self
 
@@ -17,7 +18,8 @@ READ_PATIENCE_S = 10.0
 
 
 class Following:
-    """A job that exists, as an async iterator of its events. Use as a context manager around it or `outcome()`."""
+    """A job that exists, as an async iterator of its events. Use as a context manager around it or `outcome()`.
+    `exists` is for those who can't wait for the events."""
 
     def __init__(self, gateway: Gateway, job_id: str, after: str = "0") -> None:
         self._gateway = gateway
@@ -25,9 +27,11 @@ class Following:
         self._subscription: Subscription | None = None
         self._take: Callable[[Event], bool] | None = None
         self._ended = self._has_key = False
+        self.exists = asyncio.Event()
         self.job_id = job_id
 
     async def __aenter__(self) -> Self:
+        self.exists.set()
         await self._subscribe()
         return self
 

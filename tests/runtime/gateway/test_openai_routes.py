@@ -11,9 +11,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from stoker.queue.broker import Broker
-from stoker.queue.records import Limits
+from stoker.queue.records import Enqueued, Limits, NewJob, QueueFull
 
-from .conftest import RunningGateway
+from .conftest import KEEPALIVE_S, RunningGateway
 from .peers import Task, error_of, server_events, worker
 
 pytestmark = pytest.mark.real_model
@@ -246,6 +246,27 @@ async def test_comments_keep_a_silent_stream_alive_and_say_why(
             rest = [event async for event in events]
     assert (first.comment, second.comment) == ("no host available", "no host available")
     assert rest[-1].data == "[DONE]"
+
+
+async def test_a_stream_begins_when_its_job_is_queued_however_long_that_takes(
+    http: httpx.AsyncClient, broker: Broker, chat_model: str, gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, full = gateway.inside.broker, [False, True]
+    enqueue = queue.enqueue
+
+    async def slowly(job: NewJob) -> Enqueued:
+        await asyncio.sleep(3 * KEEPALIVE_S)
+        if full.pop(0):
+            raise QueueFull("full", limit="jobs", retry_after_s=7)
+        return await enqueue(job)
+
+    monkeypatch.setattr(queue, "enqueue", slowly)
+    body = {"model": chat_model, "messages": MESSAGES, "stream": True}
+    async with http.stream("POST", "/v1/chat/completions", json=body) as response:
+        assert (await anext(server_events(response))).comment == "no host available"
+    assert response.headers["x-job-id"].startswith(chat_model)
+    refused = await http.post("/v1/chat/completions", json=body)
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "7")
 
 
 async def test_a_stream_is_replayed_under_its_idempotency_key(
