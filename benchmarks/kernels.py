@@ -67,7 +67,7 @@ def measure(workload: Workload, ceilings: Ceilings) -> Measurement:
     sets = min(32, math.ceil(COLD_BYTES / workload.moved)) if workload.moved else 2
     made = [workload.inputs() for _ in range(sets)]
     seconds = seconds_per_call([calls["stoker"] for calls in made])
-    timed = {name: seconds_elsewhere(name, made) for name in made[0] if name != "stoker"}
+    timed = {name: seconds_elsewhere(name, workload, made) for name in made[0] if name != "stoker"}
     others = {name: seconds * 1e6 for name, seconds in timed.items() if seconds is not None}
     work, unit = (workload.moved, "TB/s") if workload.moved else (workload.flops, "TFLOP/s")
     ceiling = getattr(ceilings, workload.ceiling)
@@ -78,11 +78,11 @@ def measure(workload: Workload, ceilings: Ceilings) -> Measurement:
     return Measurement(workload.kernel, workload.shape, seconds * 1e6, rate, unit, share, target, met, others)
 
 
-def seconds_elsewhere(name: str, made: list[Calls]) -> float | None:
+def seconds_elsewhere(name: str, workload: Workload, made: list[Calls]) -> float | None:
     try:
         return seconds_per_call([calls[name] for calls in made])
     except Exception as error:  # Another library's failure, of whatever class, must not cost the measurements of ours.
-        print(f"{name} failed and is left out: {error!r}", file=sys.stderr)
+        print(f"{workload.kernel}, {workload.shape}: {name} failed and is left out: {error!r}", file=sys.stderr)
         return None
 
 
