@@ -142,10 +142,14 @@ class Engine:
             self._in_flight = None
         if failed:
             deltas += self._commit(work, [self._alone(item) for item in work])
-        elif launched and self.options.async_scheduling == "off":
+        elif launched and not self._runs_ahead():
             self._in_flight = None
             deltas += self._settle(launched)
         return self.take_outbox() + deltas
+
+    def _runs_ahead(self) -> bool:
+        """While weights are on their way, whoever waits for the first token would wait for the kernels of the second."""
+        return self.options.async_scheduling == "on" and self.runner.weights.arrival.done
 
     def suspend(self) -> list[Delta]:
         """Weights and blocks may be taken away after this: nothing is under way, and whatever ran is computed again
