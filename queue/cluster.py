@@ -35,9 +35,10 @@ POLICY_MEMORY = "stoker:{cluster}:policy:memory"
 PROVEN = "stoker:{cluster}:proven"
 APPS = "stoker:{cluster}:apps"
 STARTS = "stoker:{cluster}:starts"
+ERA = "stoker:{cluster}:era"
 RELEASES_PREFIX = "stoker:{cluster}:releases:"
 
-PERMANENT = {FUNCTIONS, HOSTS, WANTED, LEADER_FENCE, HOSTS_WANTED, FLEET_MEMORY, POLICY_MEMORY, PROVEN, APPS}
+PERMANENT = {FUNCTIONS, HOSTS, WANTED, LEADER_FENCE, HOSTS_WANTED, FLEET_MEMORY, POLICY_MEMORY, PROVEN, APPS, ERA}
 HOST_TTL_MS = 3_000
 FAILING_TTL_MS = 120_000
 FLEET_TTL_MS = 60_000
@@ -166,6 +167,13 @@ class Cluster:
 
     async def functions(self) -> dict[str, dict[str, Any]]:
         return records_in(await self._redis.hgetall(FUNCTIONS))  # type: ignore[misc]
+
+    async def era(self) -> int:
+        """What was kept of tenants' prompts in an earlier era is of a tenant that may be gone."""
+        return int(await self._redis.get(ERA) or 0)
+
+    async def end_era(self) -> None:
+        await self._redis.incr(ERA)
 
     async def report_host(self, host: str, body: dict[str, Any]) -> None:
         named: Any = self._redis.sadd(HOSTS, host)

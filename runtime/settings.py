@@ -29,6 +29,9 @@ class Settings:
     A model that nobody asks for any more stays in its host's memory for `park_s` more seconds (None: 300 for one on a
     GPU, 0 on a CPU); all such models take up to `park_gb` (0: half of the host's memory).
 
+    Of the prompts that a language model's requests have in common, what was computed is kept in the store while it
+    sleeps: up to `prompt_cache_mb` for each function (0: none).
+
     All models of one device have up to `device_memory_gb` of its memory together (0: nearly all that is free); those
     that don't fit at once take turns.
 
@@ -56,6 +59,7 @@ class Settings:
     ring_mb: int = 256
     park_s: float | None = None
     park_gb: float = 0.0
+    prompt_cache_mb: int = 256
     device_memory_gb: float = 0.0
     check_device: bool = False
     drain_s: float | None = None
@@ -79,8 +83,8 @@ class Settings:
 def from_environment() -> Settings:
     """STOKER_DATA, STOKER_REDIS, STOKER_STORE, STOKER_LEASE_MS, STOKER_LOG_LEVEL, STOKER_SECRET, STOKER_AUTH,
     STOKER_CLUSTER, STOKER_POOL, STOKER_HOST_IDLE_S, STOKER_CACHE, STOKER_CACHE_GB, STOKER_PEER_PORT, STOKER_RING_MB,
-    STOKER_PARK_S, STOKER_PARK_GB, STOKER_DEVICE_MEMORY_GB, STOKER_CHECK_DEVICE, STOKER_DRAIN_S, and
-    AWS_EC2_METADATA_SERVICE_ENDPOINT as boto3 knows it."""
+    STOKER_PARK_S, STOKER_PARK_GB, STOKER_PROMPT_CACHE_MB, STOKER_DEVICE_MEMORY_GB, STOKER_CHECK_DEVICE, STOKER_DRAIN_S,
+    and AWS_EC2_METADATA_SERVICE_ENDPOINT as boto3 knows it."""
     return Settings(
         data_dir=Path(os.environ.get("STOKER_DATA", ".stoker")).resolve(),
         redis_url=os.environ.get("STOKER_REDIS", ""),
@@ -101,6 +105,7 @@ def from_environment() -> Settings:
         ring_mb=int(os.environ.get("STOKER_RING_MB", "256")),
         park_s=float(seconds) if (seconds := os.environ.get("STOKER_PARK_S", "")) else None,
         park_gb=float(os.environ.get("STOKER_PARK_GB", "0")),
+        prompt_cache_mb=int(os.environ.get("STOKER_PROMPT_CACHE_MB", "256")),
         device_memory_gb=float(os.environ.get("STOKER_DEVICE_MEMORY_GB", "0")),
         check_device=os.environ.get("STOKER_CHECK_DEVICE", "") == "1",
         drain_s=float(seconds) if (seconds := os.environ.get("STOKER_DRAIN_S", "")) else None,
@@ -128,6 +133,7 @@ def to_environment(settings: Settings) -> dict[str, str]:
         "STOKER_RING_MB": str(settings.ring_mb),
         "STOKER_PARK_S": "" if settings.park_s is None else str(settings.park_s),
         "STOKER_PARK_GB": str(settings.park_gb),
+        "STOKER_PROMPT_CACHE_MB": str(settings.prompt_cache_mb),
         "STOKER_DEVICE_MEMORY_GB": str(settings.device_memory_gb),
         "STOKER_CHECK_DEVICE": str(int(settings.check_device)),
         "STOKER_DRAIN_S": "" if settings.drain_s is None else str(settings.drain_s),

@@ -28,6 +28,7 @@ from stoker.runtime.controller.policy import Wanted, decide
 from stoker.runtime.controller.policy_record import from_record, to_record
 from stoker.runtime.controller.policy_rollout import Rollout, remember_proven, rollouts, told, with_starts_asked
 from stoker.runtime.controller.policy_state import Decision, Demand, Failures, Memory, Placed, Rules, View
+from stoker.runtime.controller.prompt_sweep import sweep_prompts_forever
 from stoker.runtime.controller.provider import Provider
 from stoker.runtime.error_record import bounded
 from stoker.runtime.settings import Settings
@@ -269,6 +270,7 @@ async def serve(settings: Settings, make_provider: MakeProvider) -> None:
     chores = [
         asyncio.create_task(sweep_forever(store, broker)),
         asyncio.create_task(sweep_bundles_forever(store, cluster)),
+        asyncio.create_task(sweep_prompts_forever(store, cluster)),
         asyncio.create_task(Ledger(client, Directory(client), store).run()),
     ]
     try:

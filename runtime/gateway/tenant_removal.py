@@ -10,6 +10,7 @@ from stoker.runtime.gateway.auth import FRESH_S
 from stoker.runtime.gateway.context import Gateway
 from stoker.runtime.gateway.deploy_routes import forget
 from stoker.runtime.spec import owner_of
+from stoker.runtime.stored_prompts import forget_all
 
 PAGE, REASON = 200, "the tenant was removed"
 
@@ -54,6 +55,9 @@ async def remove_belongings(gateway: Gateway, name: str) -> None:
     await cancel_jobs(gateway, name)
     await gateway.vault.remove(name, *await gateway.vault.names(name))
     await asyncio.to_thread(gateway.files.remove_all, name)
+    # Its prompts are among those of others there, and in replicas that have not fallen asleep yet.
+    await gateway.cluster.end_era()
+    await asyncio.to_thread(forget_all, gateway.store)
     await asyncio.gather(*(forget(gateway, function) for function in own))
     for function in own:
         await gateway.tenants.remove_price(function)

@@ -13,12 +13,14 @@ from stoker.queue.cluster import Cluster
 from stoker.queue.events import Bells
 from stoker.runtime.adapters.shelf import AdapterShelf
 from stoker.runtime.logs.log_book import LogBook
+from stoker.runtime.secret import derive
 from stoker.runtime.settings import Settings
 from stoker.runtime.tenancy.passes import Passes
 from stoker.runtime.tenancy.vault import Vault
 from stoker.runtime.worker.engine_link import EngineLink
 from stoker.runtime.worker.kernel_store import KernelCache, KernelStore, gpu_model
 from stoker.runtime.worker.parking import Parking
+from stoker.runtime.worker.prompt_store import PromptStore
 from stoker.runtime.worker.weight_sources import WeightSources
 from stoker.runtime.worker.zygote_link import ZygoteLink
 
@@ -77,6 +79,11 @@ class Host:
         """None where no compiled kernels are used, or the driver doesn't tell for which GPU they would be."""
         gpu = gpu_model(device)
         return KernelStore(self.settings.data_dir / "kernels", self.store, gpu) if gpu else None
+
+    @cached_property
+    def prompts(self) -> PromptStore:
+        folder, key = self.settings.data_dir / "prompts" / self.id, derive(self.settings.secret, "prompt cache")
+        return PromptStore(self.store, folder, key, self.settings.prompt_cache_mb << 20)
 
     def log(self, name: str) -> Path:
         return log_path(self.settings, self.id, name)

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from stoker.coldstart.failures import ColdStartError, ObjectAltered
 from stoker.coldstart.manifest import Manifest
-from stoker.queue.records import PRIORITIES, Claim, pack, unpack
+from stoker.queue.records import Claim, pack, unpack
 from stoker.runtime.adapters.peft import NOT_LOADED
 from stoker.runtime.architecture import CONFIG, POOLING
 from stoker.runtime.spec import FunctionSpec, owner_of
@@ -25,12 +25,13 @@ from stoker.runtime.worker.error_records import cold_start_record
 from stoker.runtime.worker.host import Host
 from stoker.runtime.worker.kernel_store import EngineKernels
 from stoker.runtime.worker.model_documents import read_model, read_with_tokenizer
-from stoker.runtime.worker.own_adapters import OwnAdapters, succeeded
+from stoker.runtime.worker.own_adapters import OwnAdapters, failed, succeeded
 from stoker.runtime.worker.own_copy import OwnCopy
+from stoker.runtime.worker.own_prompts import OwnPrompts
 from stoker.runtime.worker.parking import Parked, parking_name
 from stoker.runtime.worker.pieces import Pieces
 from stoker.runtime.worker.replica import Record, Replica, Start, StartFailed
-from stoker.runtime.worker.seats import Seats, seats
+from stoker.runtime.worker.seats import Seats, is_patient, seats
 from stoker.runtime.worker.weights_feed import WeightsFeed
 
 ENGINE_DOCUMENTS = (CONFIG, "generation_config.json", POOLING)
@@ -61,6 +62,7 @@ class LlmReplica(Replica):
         self._total_bytes = 0
         self._copy = OwnCopy(id, host.parking, self._engine)
         self._adapters = OwnAdapters(spec.adapters, host.shelf)
+        self._prompts = OwnPrompts(id, spec, host, self._engine, self._accepting)
 
     async def load(self) -> None:
         """Until requests may be sent: the rest of the weights arrives while the first of them is computed, and no token
@@ -75,6 +77,7 @@ class LlmReplica(Replica):
             self._arriving.result()
         assert self._reading_tokenizer is not None
         self._tokenizer = await self._reading_tokenizer
+        await self._prompts.settle()
 
     async def _arrive(self) -> None:
         async with self.host.loading:
@@ -108,6 +111,7 @@ class LlmReplica(Replica):
             WeightsFeed, store, manifest, self.host.ring, sources.cache(store), peers, verify
         )
         feed.start()
+        self._prompts.begin(self._copy.name, self.timeline, feed)
         with self.timeline.phase("documents"):
             documents = await reading
         self._kernels = kernels = EngineKernels(
@@ -118,9 +122,8 @@ class LlmReplica(Replica):
         self.timeline.extend((await self._begun())["phases"])
         self.timeline.extend(await kernels.place())
         self._engine.open(self.id, ModelPort(self._on_frame, self._on_gone))
-        frame = self._load_frame(manifest, documents, feed.files)
-        check = self.host.settings.check_device or not verify
-        self._engine.send({**frame, "restored": kernels.restored, "check": check})
+        more = {"restored": kernels.restored, "check": self.host.settings.check_device or not verify}
+        self._engine.send(self._load_frame(manifest, documents, feed.files) | more)
         try:
             await self._finish_load(feed)
         except StartFailed as error:
@@ -131,6 +134,7 @@ class LlmReplica(Replica):
         self._keeping = asyncio.create_task(kernels.keep())
 
     async def _load_parked(self, parked: Parked) -> None:
+        self._prompts.begin(self._copy.name, self.timeline)
         self._reading_tokenizer = asyncio.get_running_loop().create_future()
         self._reading_tokenizer.set_result(parked.tokenizer)
         try:
@@ -180,6 +184,7 @@ class LlmReplica(Replica):
             await self._kernels.keep()
         if self._entering:
             await asyncio.gather(self._entering, return_exceptions=True)
+        prompts = await self._prompts.export(self.state == "draining" and succeeded(self._loaded))
         is_parked = await self._park()
         self._engine.close(self.id)
         if self._entering and succeeded(self._entering):
@@ -188,6 +193,7 @@ class LlmReplica(Replica):
                     self._engine.send({"t": "unload", "model": self.id})
             await self._engine.leave()
         self._copy.release()
+        await self._prompts.keep(prompts)
 
     async def _park(self) -> bool:
         """Moves an idle model into host memory, if there is room; False: it is still on the device."""
@@ -317,6 +323,8 @@ class LlmReplica(Replica):
                 self._copy.grant(self._tokenizer)
             case "imaged":
                 self._copy.imaged(frame["error"])
+            case "prompts":
+                self._prompts.told(frame)
             case "parked":
                 self._copy.parked(frame["error"])
             case "load_error" if not self._loaded.done():
@@ -387,12 +395,3 @@ class LlmReplica(Replica):
         else:
             self.crash({"type": "internal_error", "message": reason, "code": "engine_died"})
         self._answers.clear()
-
-
-def is_patient(claim: Claim) -> bool:
-    """A batch's, of the lowest priority."""
-    return claim.priority == max(PRIORITIES)
-
-
-def failed(future: asyncio.Future[Any]) -> bool:
-    return future.done() and not future.cancelled() and future.exception() is not None

@@ -71,3 +71,7 @@ class OwnAdapters:
 
 def succeeded(task: asyncio.Future[Any]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is None
+
+
+def failed(future: asyncio.Future[Any]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is not None

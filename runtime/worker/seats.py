@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from stoker.queue.records import PRIORITIES, Claim
+
 SPARE_SHARE = 4
 
 
@@ -24,3 +26,8 @@ def seats(most: int, tenants: Iterable[str]) -> Seats:
         return Seats(free)
     greedy = frozenset(tenant for tenant, count in held.items() if count * (len(held) + 1) >= most)
     return Seats(max(0, free + -(-most // SPARE_SHARE)), greedy)
+
+
+def is_patient(claim: Claim) -> bool:
+    """A batch's, of the lowest priority."""
+    return claim.priority == max(PRIORITIES)

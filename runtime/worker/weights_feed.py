@@ -37,6 +37,7 @@ class WeightsFeed:
         self.total_bytes = manifest.total_bytes
         self._fetcher = None if self.files else Fetcher(store, manifest, ring, cache=cache, peers=peers, verify=verify)
         self._peers = peers
+        self._room = ring.size
         self._local = isinstance(store, FileStore)
         self._started_ns = 0
         self._ended_ns = 0
@@ -45,6 +46,18 @@ class WeightsFeed:
     @property
     def fetched_bytes(self) -> int:
         return self._fetcher.fetched_bytes if self._fetcher else 0
+
+    @property
+    def is_under_way(self) -> bool:
+        """Nothing is left that wasn't asked for: the wires will be free."""
+        return self._fetcher is None or self.fetched_bytes + self._room >= self.total_bytes
+
+    @property
+    def bytes_s(self) -> float:
+        """How fast the store is; 0 where that isn't known."""
+        if self._fetcher is None or self._local or not self._ended_ns:
+            return 0.0
+        return self.fetched_bytes / max(1e-9, self._fetcher.summary()["seconds"])
 
     def start(self) -> None:
         self._started_ns = time.monotonic_ns()

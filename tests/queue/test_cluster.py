@@ -21,6 +21,13 @@ async def test_functions_are_kept_by_name(client: Redis) -> None:
     assert list(await subject.functions()) == ["g"]
 
 
+async def test_an_era_ends_for_all(client: Redis) -> None:
+    ours, theirs = Cluster(client), Cluster(client)
+    before = await ours.era()
+    await theirs.end_era()
+    assert await ours.era() == await theirs.era() != before
+
+
 async def test_functions_are_replaced_in_one_step(client: Redis) -> None:
     subject = Cluster(client)
     await subject.change_functions(

@@ -12,10 +12,12 @@ from redis.asyncio import Redis
 
 from stoker.coldstart.store import ObjectStore
 from stoker.queue.broker import Broker
+from stoker.queue.cluster import Cluster
 from stoker.queue.records import JobState
 from stoker.runtime.gateway.routes import ENDPOINTS
 from stoker.runtime.gateway.tenant_removal import PAGE, REASON
 from stoker.runtime.spec import short_name
+from stoker.runtime.stored_prompts import PREFIX, object_key
 
 from .conftest import Login
 from .peers import double, error_of, make_key, worker
@@ -270,3 +272,14 @@ async def test_the_work_of_a_removed_tenant_stops(login: Login, root: httpx.Asyn
     backlog = (await broker.backlogs(["common"]))["common"]
     assert (backlog.queued, backlog.running) == (1, 0)
     await root.delete("/v1/functions/common")
+
+
+async def test_what_was_kept_of_prompts_goes_with_a_removed_tenant(
+    login: Login, root: httpx.AsyncClient, cluster: Cluster, store: ObjectStore
+) -> None:
+    """Whoever gets its name would find its prompts cached: also those that a replica still has, and leaves later."""
+    await make_key(root, "gone", "invoke")
+    store.write(object_key("chat"), b"prompts")
+    before = await cluster.era()
+    assert (await root.delete("/v1/tenants/gone")).status_code == 200
+    assert list(store.list(PREFIX)) == [] and await cluster.era() != before
