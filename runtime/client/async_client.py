@@ -142,15 +142,23 @@ class AsyncClient(Reach):
         """The parts that a generator yields, as they come (`async for part in client.stream(...)`, without `await`); of
         a function that is no generator its one value. When its worker is lost, they begin again with the first. Raises
         JobFailed."""
-        options, begun = body_of(value), False
-        options["headers"] |= EVENT_STREAM
-        try:
-            async for event in self.stream_events("POST", function_path(function), **options):
-                if event.name == "error":
-                    raise StokerError(500, event.data["error"], event.job_id)
+        begun = False
+        async with contextlib.aclosing(self.events(function, value)) as events:
+            async for event in events:
                 for part in parts_of(event, begun):
                     begun = True
                     yield part
+
+    async def events(self, function: str, value: Any = None) -> AsyncGenerator[ServerEvent, None]:
+        """Everything that a call tells, up to its end. Raises JobFailed."""
+        options = body_of(value)
+        options["headers"] |= EVENT_STREAM
+        try:
+            async with contextlib.aclosing(self._begun("POST", function_path(function), **options)) as events:
+                async for event in events:
+                    if event.name == "error":
+                        raise StokerError(500, event.data["error"], event.job_id)
+                    yield event
         except StokerError as error:
             raise await self._failure(error) from None
 
@@ -190,7 +198,7 @@ class AsyncClient(Reach):
         """Pools and hosts, and what functions wait for."""
         return await self.request("GET", "/v1/hosts")
 
-    async def stream_events(self, method: str, path: str, **options: Any) -> AsyncIterator[ServerEvent]:
+    async def stream_events(self, method: str, path: str, **options: Any) -> AsyncGenerator[ServerEvent, None]:
         """The events of a streamed answer."""
         with self._reaching():
             async with self._http.stream(method, path, **options) as response:
@@ -202,6 +210,20 @@ class AsyncClient(Reach):
                 async for text in response.aiter_text():
                     for event in parser.feed(text):
                         yield event
+
+    async def _begun(self, method: str, path: str, **options: Any) -> AsyncGenerator[ServerEvent, None]:
+        """The same; a request that is asked to come back later does so."""
+
+        async def begin() -> tuple[ServerEvent | None, AsyncGenerator[ServerEvent, None]]:
+            events = self.stream_events(method, path, **options)
+            return await anext(events, None), events
+
+        first, rest = await insist(begin, even_if_lost=False)
+        async with contextlib.aclosing(rest):
+            if first:
+                yield first
+            async for event in rest:
+                yield event
 
     async def _finished(self, function: str, own_id: str, value: Any, run_id: str) -> dict[str, Any]:
         """The record of a job that is queued, if it isn't yet, and has ended. One that an earlier run left without a

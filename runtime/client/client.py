@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, TypeVar
 
 import httpx
@@ -117,15 +117,21 @@ class Client(Reach):
     def stream(self, function: str, value: Any = None) -> Iterator[Any]:
         """The parts that a generator yields, as they come; of a function that is no generator its one value. When its
         worker is lost, they begin again with the first. Raises JobFailed."""
-        options, begun = body_of(value), False
+        begun = False
+        for event in self.events(function, value):
+            for part in parts_of(event, begun):
+                begun = True
+                yield part
+
+    def events(self, function: str, value: Any = None) -> Iterator[ServerEvent]:
+        """Everything that a call tells, up to its end. Raises JobFailed."""
+        options = body_of(value)
         options["headers"] |= EVENT_STREAM
         try:
-            for event in self.stream_events("POST", function_path(function), **options):
+            for event in self._begun("POST", function_path(function), **options):
                 if event.name == "error":
                     raise StokerError(500, event.data["error"], event.job_id)
-                for part in parts_of(event, begun):
-                    begun = True
-                    yield part
+                yield event
         except StokerError as error:
             raise self._failure(error) from None
 
@@ -165,7 +171,7 @@ class Client(Reach):
         """Pools and hosts, and what functions wait for."""
         return self.request("GET", "/v1/hosts")
 
-    def stream_events(self, method: str, path: str, **options: Any) -> Iterator[ServerEvent]:
+    def stream_events(self, method: str, path: str, **options: Any) -> Generator[ServerEvent, None, None]:
         """The events of a streamed answer."""
         with self._reaching(), self._http.stream(method, path, **options) as response:
             self._reached = True
@@ -175,6 +181,19 @@ class Client(Reach):
             parser = EventParser(response.headers.get("x-job-id", ""))
             for text in response.iter_text():
                 yield from parser.feed(text)
+
+    def _begun(self, method: str, path: str, **options: Any) -> Iterator[ServerEvent]:
+        """The same; a request that is asked to come back later does so."""
+
+        def begin() -> tuple[ServerEvent | None, Generator[ServerEvent, None, None]]:
+            events = self.stream_events(method, path, **options)
+            return next(events, None), events
+
+        first, rest = insist(begin, even_if_lost=False)
+        with contextlib.closing(rest):
+            if first:
+                yield first
+            yield from rest
 
     def _failure(self, told: StokerError) -> StokerError:
         """With all that is known of its job, where there was one."""

@@ -51,7 +51,15 @@ def moving(what: str) -> Iterator[Moved]:
 
 def watched(job: Any, say: Say) -> Any:
     """The result of a job, while `say` is told what it waits for. Raises JobFailed."""
-    while errors.is_terminal and (record := job.status())["finished_at"] is None:
-        say(f"{record['function']}: {record['wait_reason'] or record['state']}")
-        time.sleep(LOOK_S)
+    watch(job, say, lambda record: record["finished_at"] is not None)
     return job.get()
+
+
+def watch(job: Any, say: Say, until: Callable[[dict[str, Any]], bool]) -> None:
+    """Tells a person what a job waits for, until its record is as it should be."""
+    while errors.is_terminal:
+        record = job.status()
+        say(f"{record['function']}: {record['wait_reason'] or record['state']}")
+        if until(record):
+            return
+        time.sleep(LOOK_S)

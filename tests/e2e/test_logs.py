@@ -21,6 +21,7 @@ from stoker.runtime.cli import app
 from stoker.runtime.client.client import Client
 from stoker.runtime.client.errors import StokerError
 from stoker.runtime.local import LocalStack
+from tests.children import child
 
 pytestmark = pytest.mark.xdist_group("logs")
 
@@ -82,6 +83,13 @@ time.sleep(2)
 def slow(seconds):
     time.sleep(seconds)
     return seconds
+
+
+@app.function(idle_timeout=60)
+def steps(seconds):
+    yield 0
+    time.sleep(seconds)
+    yield 1
 """
 SAID = ["says {}", "native {}", "a child's {}", "WARNING:root:warns of {}"]
 
@@ -180,7 +188,7 @@ def test_a_flood_is_bounded_and_hurts_nobody(stack: LocalStack, client: Client) 
 def test_a_log_is_followed_until_ctrl_c(stack: LocalStack, client: Client) -> None:
     client.invoke("talk", "before")
     command = [sys.executable, "-m", "stoker.runtime.cli", "logs", "talk", "-f", "--url", stack.url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follower:
+    with child(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follower:
         assert follower.stdout
         seen: list[str] = []
         while "says before" not in "".join(seen):
@@ -226,12 +234,19 @@ def test_a_person_sees_what_a_call_waits_for_and_ctrl_c_cancels_it(stack: LocalS
         shown = read_until(terminal, b"running")
         assert invoke.stdout and invoke.stdout.read() == b"2\n" and invoke.wait(10) == 0
     assert b"slow: " in shown and (b"start" in shown or b"load" in shown)
+    with on_terminal([*command[:-1], "steps", "60"]) as (invoke, terminal):
+        read_until(terminal, b"running")
+        assert invoke.stdout and invoke.stdout.readline() == b"0\n"
+        invoke.send_signal(signal.SIGINT)
+        assert invoke.wait(10) == 130 and invoke.stdout.read() == b""
     with on_terminal([*command, "60"]) as (invoke, terminal):
         read_until(terminal, b"running")
         invoke.send_signal(signal.SIGINT)
         assert invoke.wait(10) == 130
     with stack.client() as client:
-        until(lambda: client.request("GET", "/v1/functions/slow")["running"], lambda running: running == 0)
+        for name in ("slow", "steps"):
+            running = lambda name=name: client.request("GET", f"/v1/functions/{name}")["running"]  # noqa: E731
+            until(running, lambda count: count == 0)
 
 
 @contextlib.contextmanager
@@ -239,10 +254,12 @@ def on_terminal(command: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], i
     """Its standard error is a terminal, the other end of which is given."""
     ours, theirs = pty.openpty()
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=env) as process:
-        yield process, ours
-    os.close(theirs)
-    os.close(ours)
+    try:
+        with child(command, stdout=subprocess.PIPE, stderr=theirs, env=env) as process:
+            yield process, ours
+    finally:
+        os.close(theirs)
+        os.close(ours)
 
 
 def read_until(terminal: int, text: bytes, timeout_s: float = 30) -> bytes:
