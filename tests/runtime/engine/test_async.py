@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from stoker.coldstart.arrival import Arrival
 from stoker.runtime.engine.engine import Engine
 from stoker.runtime.engine.request import Delta, GenerationRequest, SamplingParams
 
@@ -50,6 +51,19 @@ def test_a_step_is_launched_before_the_tokens_of_the_last_are_known(tiny: "TinyM
     assert (len(sequence.tokens), sequence.pending, sequence.computed) == (20, 1, 20)
     assert [delta.tokens for delta in engine.step()] == [[sequence.tokens[20]]]
     assert (len(sequence.tokens), sequence.pending, sequence.computed) == (21, 1, 21)
+
+
+def test_no_step_is_launched_ahead_while_weights_are_on_their_way(tiny: "TinyModel") -> None:
+    engine, wanted = ahead(tiny), tiny.engine().generate([request()])["r"]
+    arrival = Arrival(engine.config.num_layers + 2)
+    engine.resume(replace(engine.runner.weights, arrival=arrival))
+    for stage in range(arrival.stages):
+        arrival.issued(stage, None)
+    engine.submit(request())
+    assert [delta.tokens for delta in engine.step()] == [wanted[:1]]
+    arrival.finish()
+    assert engine.step() == []
+    assert [token for delta in finish(engine) for token in delta.tokens] == wanted[1:]
 
 
 def test_the_last_token_by_length_starts_no_further_step(tiny: "TinyModel") -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from stoker.coldstart.arrival import Arrival
 from stoker.runtime.engine import engine as engine_module
 from stoker.runtime.engine.blocks import NULL_BLOCK
 from stoker.runtime.engine.engine import Engine
@@ -51,7 +52,7 @@ class Device:
         self.cells: dict[tuple[int, int], tuple[int, int]] = {}
         self.graphs = NoGraphs()
         self.kv = self
-        self.weights = SimpleNamespace(arena=SimpleNamespace(nbytes=1))
+        self.weights = SimpleNamespace(arena=SimpleNamespace(nbytes=1), arrival=Arrival(0))
 
     def launch(self, work: Seq[Work]) -> Launched:
         for item in work:
