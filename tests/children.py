@@ -1,6 +1,8 @@
 """Child processes of tests: none is left behind, not even by a test that fails."""
 
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 GRACE_S = 20.0
@@ -16,3 +18,13 @@ def end(process: "subprocess.Popen[Any]", grace_s: float = GRACE_S) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+@contextmanager
+def child(command: list[Any], **options: Any) -> "Iterator[subprocess.Popen[Any]]":
+    """Killed at the end, unless it has ended: Popen by itself would wait for it, however long that takes."""
+    with subprocess.Popen(command, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()

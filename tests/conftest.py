@@ -18,6 +18,7 @@ import pytest
 import stoker
 from stoker.coldstart.publish import publish
 from stoker.coldstart.store import open_store
+from tests.children import child
 
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 S3_ENVIRONMENT = {
@@ -130,22 +131,12 @@ def smollm2_store_url(smollm2_cache: Path, smollm2_dir: Path) -> str:
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """A real S3 server (moto) in a process of its own; it ends with its standard input."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", S3_SERVER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stdin and process.stdout
-    try:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with child([sys.executable, "-c", S3_SERVER], text=True, **pipes) as process:
+        assert process.stdout
         endpoint = f"http://127.0.0.1:{int(process.stdout.readline())}"
         httpx.put(f"{endpoint}/models").raise_for_status()
         yield endpoint
-    finally:
-        process.stdin.close()
-        process.wait(10)
-        process.stdout.close()
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Calls at the moment of a deployment: each is run by a version that takes it, none is refused by another's code."""
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from stoker.runtime.client.client import Client
 from stoker.runtime.client.errors import StokerError
 from stoker.runtime.local import LocalStack
+from tests.e2e.callers import calling
 
 pytestmark = pytest.mark.xdist_group("versions")
 
@@ -46,36 +46,24 @@ def deploy(stack: LocalStack, folder: Path, version: dict[str, str], go: Path | 
     stack.deploy(path)
 
 
-def call_until(stop: threading.Event, client: Client, results: list[Any], errors: list[BaseException]) -> None:
-    while not stop.is_set():
-        try:
-            results.append(client.invoke("price", {"x": 1}))
-        except BaseException as error:
-            errors.append(error)
-
-
 def test_a_call_is_run_by_a_version_that_takes_it(stack: LocalStack, tmp_path: Path) -> None:
-    stop, results, errors, go = threading.Event(), [], [], tmp_path / "go"
+    go = tmp_path / "go"
     with stack.client() as client:
         deploy(stack, tmp_path, OLD)
         assert client.invoke("price", {"x": 1}) == ["old", 2]
-        caller = threading.Thread(target=call_until, args=(stop, client, results, errors))
-        caller.start()
-        deploy(stack, tmp_path, NEW, go)
-        waiting = [client.spawn("price", {"x": 1, "z": number}) for number in range(5)]
-        seen = len(results)
-        until(lambda: len(results) >= seen + 20, "the old version serves on")
-        assert results[-1] == ["old", 2]
-        assert not any(job.status()["finished_at"] for job in waiting)
-        go.touch()
-        assert [job.get(60) for job in waiting] == [["new", 2 + number] for number in range(5)]
-        assert [job.status()["attempt"] for job in waiting] == [1] * 5
-        until(lambda: results[-1] == ["new", 3], "the new version serves")
-        deploy(stack, tmp_path, OLD)
-        until(lambda: results[-1] == ["old", 2], "the old version serves again")
-        stop.set()
-        caller.join()
-    assert errors == []
+        with calling(client, "price", {"x": 1}) as results:
+            deploy(stack, tmp_path, NEW, go)
+            waiting = [client.spawn("price", {"x": 1, "z": number}) for number in range(5)]
+            seen = len(results)
+            until(lambda: len(results) >= seen + 20, "the old version serves on")
+            assert results[-1] == ["old", 2]
+            assert not any(job.status()["finished_at"] for job in waiting)
+            go.touch()
+            assert [job.get(60) for job in waiting] == [["new", 2 + number] for number in range(5)]
+            assert [job.status()["attempt"] for job in waiting] == [1] * 5
+            until(lambda: results[-1] == ["new", 3], "the new version serves")
+            deploy(stack, tmp_path, OLD)
+            until(lambda: results[-1] == ["old", 2], "the old version serves again")
 
 
 def test_calls_are_checked_against_the_version_that_serves(stack: LocalStack, tmp_path: Path) -> None:

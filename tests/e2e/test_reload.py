@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from stoker.runtime.client.client import Client
 from stoker.runtime.processes import parent_mark
 from stoker.runtime.supervisor import read_state
+from tests.children import end
 
 APP = """
 import stoker
@@ -48,9 +48,9 @@ def up(folder: Path, file: Path) -> Iterator[Callable[[], Client]]:
     try:
         yield client
     finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        end(process, 60)
         out.close()
+    assert process.returncode == 0
 
 
 def test_a_file_and_what_it_includes_are_deployed_when_they_change(tmp_path: Path) -> None:

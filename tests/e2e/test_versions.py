@@ -2,7 +2,6 @@
 version."""
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,11 +12,11 @@ import torch
 from typer.testing import CliRunner
 
 from stoker.runtime.cli import app
-from stoker.runtime.client.client import Client
 from stoker.runtime.client.errors import StokerError
 from stoker.runtime.commands import rollout
 from stoker.runtime.commands.exits import run
 from stoker.runtime.local import LocalStack
+from tests.e2e.callers import calling
 
 pytestmark = pytest.mark.xdist_group("versions")
 
@@ -55,35 +54,21 @@ def stoker(stack: LocalStack, *arguments: str) -> Any:
     return json.loads(result.stdout)
 
 
-def call_until(stop: threading.Event, client: Client, results: list[Any], errors: list[BaseException]) -> None:
-    while not stop.is_set():
-        try:
-            results.append(client.invoke("price", 0.02))
-        except BaseException as error:
-            errors.append(error)
-
-
 def test_a_rollback_under_traffic_loses_nothing(stack: LocalStack, tmp_path: Path) -> None:
-    stop, results, errors = threading.Event(), [], []
     with stack.client() as client:
         stack.deploy(write(tmp_path, "one"))
         assert client.invoke("price", 0) == "one"
         stack.deploy(write(tmp_path, "two"))
         until(lambda: client.invoke("price", 0) == "two", "the second version serves")
-        callers = [threading.Thread(target=call_until, args=(stop, client, results, errors)) for _ in range(CALLERS)]
-        for caller in callers:
-            caller.start()
-        running = client.spawn("price", 3)
-        until(lambda: running.status()["state"] == "running", "the long job runs")
-        time.sleep(0.5)
-        back = stoker(stack, "rollback", "shop")
-        until(lambda: results[-20:] == ["one"] * 20, "the first version serves")
-        waited = [client.spawn("price", 0) for _ in range(20)]
-        assert {job.get(timeout=60) for job in waited} == {"one"}
-        stop.set()
-        for caller in callers:
-            caller.join(60)
-        assert errors == [] and set(results) == {"one", "two"}
+        with calling(client, "price", 0.02, CALLERS) as results:
+            running = client.spawn("price", 3)
+            until(lambda: running.status()["state"] == "running", "the long job runs")
+            time.sleep(0.5)
+            back = stoker(stack, "rollback", "shop")
+            until(lambda: results[-20:] == ["one"] * 20, "the first version serves")
+            waited = [client.spawn("price", 0) for _ in range(20)]
+            assert {job.get(timeout=60) for job in waited} == {"one"}
+        assert set(results) == {"one", "two"}
         assert running.get(timeout=60) == "two"
         record = running.status()
         assert (record["state"], record["attempt"]) == ("succeeded", 1)

@@ -15,6 +15,7 @@ import pytest
 
 from stoker.runtime.client.async_client import AsyncClient
 from stoker.runtime.local import LocalStack
+from tests.children import child
 
 pytestmark = pytest.mark.xdist_group("faults")
 
@@ -108,10 +109,9 @@ async def test_gateways_die_and_no_input_runs_twice(stack: LocalStack, log: Path
 
 def test_the_caller_dies_and_its_next_run_finds_what_is_there(stack: LocalStack, log: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, stack.url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
+    with child(command, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
         seen = [int(first.stdout.readline()) for _ in range(300)]
-        first.kill()
     assert seen == [n * n for n in range(300)]
     time.sleep(0.5)
     assert sum(runs(log).values()) < INPUTS

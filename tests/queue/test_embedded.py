@@ -17,6 +17,7 @@ from redis.retry import Retry
 
 from stoker.queue import embedded
 from stoker.queue.embedded import SOCKET_PATH_LIMIT, EmbeddedServerError, EmbeddedValkey, default_socket_path
+from tests.children import child
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 5) -> bool:
@@ -178,21 +179,16 @@ PARENT = """
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_sigkill_of_the_parent_leaves_no_server(tmp_path: Path, busy: bool) -> None:
-    parent = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(PARENT), str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
-    assert parent.stdout is not None
-    pid = int(parent.stdout.readline())
-    socket = str(tmp_path / "valkey.sock")
-    client = redis.Redis(unix_socket_path=socket, socket_timeout=0.2, retry=Retry(NoBackoff(), 0))
-    client.set("kept", "1")
-    if busy:
-        with pytest.raises(redis.exceptions.TimeoutError):
-            client.eval(BUSY_SCRIPT, 0)
-    client.close()
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
+    with child([sys.executable, "-c", textwrap.dedent(PARENT), str(tmp_path)], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        socket = str(tmp_path / "valkey.sock")
+        client = redis.Redis(unix_socket_path=socket, socket_timeout=0.2, retry=Retry(NoBackoff(), 0))
+        client.set("kept", "1")
+        if busy:
+            with pytest.raises(redis.exceptions.TimeoutError):
+                client.eval(BUSY_SCRIPT, 0)
+        client.close()
     assert eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     server = EmbeddedValkey(tmp_path)
     server.start()

@@ -16,6 +16,7 @@ from stoker.queue.cluster import Change, Cluster
 from stoker.queue.embedded import valkey_binary
 from stoker.queue.events import EventBus
 from stoker.queue.records import Completion, Emission, JobState, NewJob, new_job_id
+from tests.children import child
 
 QUEUE_MODULE = Path(__file__).parents[2] / "terraform" / "modules" / "queue" / "main.tf"
 FULL = 8 << 20
@@ -46,7 +47,7 @@ def managed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis.Redis]:
         "127.0.0.1",
     ]
     options += ["--cluster-port", str(free_port()), "--maxmemory-policy", "volatile-lru"]
-    with subprocess.Popen([valkey_binary(), *options], stdout=subprocess.DEVNULL) as server:
+    with child([valkey_binary(), *options], stdout=subprocess.DEVNULL):
         admin = redis.Redis(port=port, retry=redis.retry.Retry(redis.backoff.ConstantBackoff(0.05), 100))
         admin.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
         while admin.cluster("info")["cluster_state"] != "ok":
@@ -54,7 +55,6 @@ def managed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis.Redis]:
         admin.execute_command("ACL", "SETUSER", "stoker", ">word", *rights[1].split())
         yield admin
         admin.close()
-        server.terminate()
 
 
 @pytest.fixture

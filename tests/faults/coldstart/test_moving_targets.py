@@ -18,6 +18,7 @@ import pytest
 from stoker.coldstart.chunk_cache import ChunkCache
 from stoker.coldstart.failures import StoreUnavailable
 from stoker.coldstart.peers import PeerSource
+from tests.children import child
 from tests.coldstart.fault_server import FaultServer, serving
 from tests.coldstart.fetching import expected, fetch_all, fetch_and_report
 
@@ -164,7 +165,7 @@ def test_a_peer_that_dies_in_mid_load(
     store = published.serve(fault_server)
     fetch_all(store, published, cache=ChunkCache(tmp_path, 1 << 30, store.url))
     command = [sys.executable, "-c", PEER, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with child(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
 
         class Dying(PeerSource):
@@ -181,7 +182,6 @@ def test_a_peer_that_dies_in_mid_load(
         start = time.monotonic()
         found, summary = fetch_and_report(store, published.manifest, slots=2, connections=2, peers=peers)
         assert time.monotonic() - start < 6
-        process.kill()
         peers.close()
     assert found == expected(published)
     assert 5 <= summary["sources"]["peer"]["chunks"] < 24 and summary["sources"]["store"]["chunks"] > 0

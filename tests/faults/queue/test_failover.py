@@ -4,7 +4,6 @@ is gone although it was acknowledged; nothing else is, and a fence that was lost
 
 import asyncio
 import contextlib
-import signal
 import socket
 import subprocess
 import time
@@ -20,6 +19,7 @@ from stoker.queue.client import connect
 from stoker.queue.embedded import valkey_binary
 from stoker.queue.records import Completion, JobState, Settled
 from stoker.queue.retry import AWAY, insist
+from tests.children import end
 from tests.faults.queue.conftest import MakeJob
 from tests.faults.queue.proxy import Proxy
 from tests.queue.queue_oracle import Oracle
@@ -40,7 +40,11 @@ class Node:
         command += ["--appendonly", "yes", "--unixsocket", self.path, "--repl-diskless-sync-delay", "0", *options]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         self.raw = redis.Redis(unix_socket_path=str(self.path))
-        self.until(lambda: self.raw.ping())
+        try:
+            self.until(lambda: self.raw.ping())
+        except BaseException:
+            self.end()
+            raise
 
     def until(self, condition: Callable[[], object]) -> None:
         deadline = time.monotonic() + PATIENCE_S
@@ -53,9 +57,7 @@ class Node:
 
     def end(self) -> None:
         self.raw.close()
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
+        end(self.process, 0)
 
 
 @pytest.fixture

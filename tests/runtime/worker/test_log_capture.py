@@ -1,7 +1,6 @@
 """What processes really write into real pipes, and which job each line is told to be of."""
 
 import asyncio
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from stoker.runtime.logs.line import LINE_BYTES, Line
 from stoker.runtime.logs.log_book import LogBook
 from stoker.runtime.worker.log_capture import Capture
 from stoker.runtime.worker.replica_log import BURST, ReplicaLog
+from tests.children import child
 
 CHILD = """
 import asyncio, os, subprocess, sys, threading
@@ -36,10 +36,10 @@ class Held:
         """What is in the log once the program has ended."""
         out, err = self.capture.fds
         command = [sys.executable, "-c", CHILD + program, str(out), str(err), self.capture.mark]
-        process = subprocess.Popen(command, pass_fds=(out, err))
-        self.capture.started()
-        await asyncio.to_thread(process.wait, 60)
-        self.capture.close()
+        with child(command, pass_fds=(out, err)) as process:
+            self.capture.started()
+            await asyncio.to_thread(process.wait, 60)
+            self.capture.close()
         await self.log.close()
         return (await self.book.last("f", 10_000, 0, lambda line: True))[0]
 
