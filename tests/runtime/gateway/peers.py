@@ -13,6 +13,9 @@ import httpx
 from stoker.queue.broker import Broker
 from stoker.queue.records import Claim, Completion, Emission, Failure, Job, JobState, pack, unpack
 
+# A job or an answer that has not come by then never does.
+PATIENCE_S = 30.0
+
 Deploy = Callable[..., Awaitable[str]]
 
 
@@ -78,7 +81,7 @@ async def double(task: Task) -> None:
     await task.done({"value": task.payload["input"] * 2})
 
 
-async def until_state(broker: Broker, job_id: str, state: JobState, timeout_s: float = 5) -> Job:
+async def until_state(broker: Broker, job_id: str, state: JobState, timeout_s: float = PATIENCE_S) -> Job:
     async with asyncio.timeout(timeout_s):
         while True:
             job = await broker.job(job_id)

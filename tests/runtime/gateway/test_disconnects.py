@@ -11,13 +11,13 @@ from stoker.queue.broker import Broker
 from stoker.queue.records import JobState
 
 from .conftest import RunningGateway
-from .peers import Deploy, Task, until_state, worker
+from .peers import PATIENCE_S, Deploy, Task, until_state, worker
 
 SSE = {"accept": "text/event-stream"}
 
 
 async def claimed_job(broker: Broker, name: str) -> str:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             for claim in await broker.claim(name, "test", 1):
                 return claim.job_id
@@ -74,12 +74,12 @@ async def test_a_reader_that_stops_reading_and_then_leaves(
             f"POST /v1/functions/{name} HTTP/1.1\r\nhost: x\r\naccept: text/event-stream\r\ncontent-length: 0\r\n\r\n"
         )
         writer.write(request.encode())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not (await broker.backlogs([name]))[name].running:
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.3)
         writer.transport.abort()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while (await broker.backlogs([name]))[name].running:
                 await asyncio.sleep(0.01)
 
@@ -96,7 +96,7 @@ async def test_at_whatever_moment_no_job_is_left_behind(
         await writer.drain()
         await asyncio.sleep(delay_ms / 2000)
         writer.transport.abort()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         quiet = 0
         while quiet < 10:
             await asyncio.sleep(0.01)
@@ -118,7 +118,7 @@ async def test_jobs_that_outlive_their_client(
     name = await deploy(**options)
     async with worker(broker, name, slow), httpx.AsyncClient(base_url=gateway.url, timeout=10) as client:
         call = asyncio.create_task(client.post(f"/v1/functions/{name}", json=1, headers=headers))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not (await broker.backlogs([name]))[name].running:
                 await asyncio.sleep(0.01)
         call.cancel()

@@ -30,7 +30,7 @@ from stoker.runtime.tenancy.vault import Vault
 
 from .conftest import Login, RunningGateway, running
 from .error_cases import CASES, HELLO, INVALID, Case
-from .peers import Deploy, error_of, make_key, worker
+from .peers import PATIENCE_S, Deploy, error_of, make_key, worker
 
 pytestmark = pytest.mark.real_model
 
@@ -279,7 +279,7 @@ async def not_replayable(world: World) -> httpx.Response:
 
 async def cancelled(world: World) -> httpx.Response:
     waiting = asyncio.create_task(world.http.post(f"/v1/functions/{world.f}", json=1))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not (await world.broker.backlogs([world.f]))[world.f].queued:
             await asyncio.sleep(0.01)
     claim = (await world.broker.claim(world.f, "w", 1))[0]
@@ -349,7 +349,7 @@ async def refused_by_template(world: World) -> httpx.Response:
 async def batch_that_is_over(world: World) -> httpx.Response:
     body = {"endpoint": "/v1/completions", "input_file_id": await world.file("batch")}
     batch = (await world.http.post("/v1/batches", json=body)).json()["id"]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while (await world.http.get(f"/v1/batches/{batch}")).json()["status"] != "completed":
             await asyncio.sleep(0.05)
     return await world.http.post(f"/v1/batches/{batch}/cancel")

@@ -10,7 +10,7 @@ from stoker.queue.cluster import Cluster
 from stoker.queue.records import Backlog, Completion, Job, JobState, pack
 from stoker.runtime.gateway.eta import eta_s
 
-from .peers import Deploy
+from .peers import PATIENCE_S, Deploy
 from .test_job_routes import queue_job
 
 WAITING = Job(
@@ -74,7 +74,7 @@ async def test_a_queue_that_drains_steadily_keeps_its_word(
     await asyncio.sleep(1.2)
     await cluster.report_host("h9", body)
     said = None
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(PATIENCE_S):
         while said is None:
             said = (await http.get(f"/v1/jobs/{ids[-1]}")).json()["eta_s"]
     asked = time.time()

@@ -21,6 +21,8 @@ from stoker.runtime.gateway.job_events import event_frame, event_frames
 from stoker.runtime.gateway.letting_go import Followings
 from stoker.runtime.gateway.media import shown
 
+from .peers import PATIENCE_S
+
 NONE = cast(Any, None)
 
 
@@ -95,7 +97,7 @@ def numbers(client: Client) -> list[int]:
 
 
 async def until_sent(client: Client, count: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while len(client.pieces) < count:
             await asyncio.sleep(0)
 
@@ -143,7 +145,7 @@ async def test_a_client_that_is_slow_now_and_then_gets_all_in_order(seed: int) -
             client.slow(action == "slow")
     job.end()
     client.slow(False)
-    await asyncio.wait_for(answer, 5)
+    await asyncio.wait_for(answer, PATIENCE_S)
     assert numbers(client) == list(range(1, job._last + 1))
     assert b"event: end" in client.pieces[-1]
 

@@ -7,12 +7,12 @@ import httpx
 from stoker.queue.broker import Broker
 from stoker.queue.records import Claim, Completion, Failure, Metered, pack
 
-from .peers import Deploy
+from .peers import PATIENCE_S, Deploy
 from .test_job_routes import queue_job
 
 
 async def claim(broker: Broker, name: str, worker: str) -> Claim:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not (claims := await broker.claim(name, worker, 1)):
             await asyncio.sleep(0.01)
     return claims[0]

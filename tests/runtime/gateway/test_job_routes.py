@@ -11,7 +11,7 @@ from stoker.queue.records import JobState, NewJob, new_job_id, pack
 from stoker.runtime.spec import Limits
 
 from .conftest import RunningGateway
-from .peers import Deploy, Task, double, error_of, server_events, until_state, worker
+from .peers import PATIENCE_S, Deploy, Task, double, error_of, server_events, until_state, worker
 
 
 async def queue_job(http: httpx.AsyncClient, name: str, value: object = 1) -> str:
@@ -62,7 +62,7 @@ async def test_a_waiting_job_says_why(
     )
     first, second = await queue_job(http, name), await queue_job(http, name)
     reason = ""
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(PATIENCE_S):
         while reason != "loading weights 43 %":
             reason = (await http.get(f"/v1/jobs/{second}")).json()["wait_reason"]
     assert (await http.get(f"/v1/jobs/{second}")).json()["queue_position"] == 1
@@ -106,7 +106,7 @@ async def test_a_job_that_is_no_longer_kept_is_410(
 
 
 async def until_gone(broker: Broker, job_id: str) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while await broker.job(job_id):
             await asyncio.sleep(0.01)
 
@@ -152,7 +152,7 @@ async def test_cancelling_a_waiting_a_running_and_an_ended_job(
     async with worker(broker, name, stubborn):
         await claimed.wait()
         assert (await http.delete(f"/v1/jobs/{running}")).json()["state"] == "cancelled"
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(PATIENCE_S):
             while not still_mine or still_mine[-1]:
                 await asyncio.sleep(0.01)
     again = await http.delete(f"/v1/jobs/{running}")
@@ -164,7 +164,7 @@ async def test_a_cancelled_call_answers_its_waiting_client(
 ) -> None:
     name = await deploy()
     call = asyncio.create_task(http.post(f"/v1/functions/{name}", json=1))
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(PATIENCE_S):
         while not (queued := (await broker.backlogs([name]))[name].queued):
             await asyncio.sleep(0.01)
     assert queued == 1

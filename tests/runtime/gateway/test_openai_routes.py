@@ -14,7 +14,7 @@ from stoker.queue.broker import Broker
 from stoker.queue.records import Enqueued, Limits, NewJob, QueueFull
 
 from .conftest import KEEPALIVE_S, RunningGateway
-from .peers import Task, error_of, server_events, worker
+from .peers import PATIENCE_S, Task, error_of, server_events, worker
 
 pytestmark = pytest.mark.real_model
 
@@ -203,7 +203,7 @@ async def test_the_clients_error_classes(client: openai.AsyncOpenAI, broker: Bro
     assert "8192 tokens" in overflow.value.message and "9000 for the completion" in overflow.value.message
     await broker.set_limits(chat_model, Limits(max_queued=1))
     waiting = asyncio.create_task(create(model=chat_model, messages=MESSAGES))
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(PATIENCE_S):
         while not (await broker.backlogs([chat_model]))[chat_model].queued:
             await asyncio.sleep(0.01)
     for stream in (False, True):

@@ -21,7 +21,7 @@ from stoker.runtime.gateway.settings import GatewaySettings
 from stoker.runtime.spec import FunctionSpec
 
 from .conftest import RunningGateway, running
-from .peers import error_of, server_events
+from .peers import PATIENCE_S, error_of, server_events
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def bereaved(mortal: EmbeddedValkey, settings: GatewaySettings) -> Iterator[Runn
 def kill(valkey: EmbeddedValkey) -> None:
     assert valkey.pid
     os.kill(valkey.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while valkey.alive() and time.monotonic() < deadline:
         time.sleep(0.01)
 
@@ -64,9 +64,9 @@ async def test_a_stream_continues_behind_a_killed_server(bereaved: RunningGatewa
         assert (refused.status_code, error_of(refused)["code"]) == (503, "queue_unavailable")
         assert refused.headers["retry-after"] == "1"
         await asyncio.to_thread(mortal.start)
-        await insist(lambda: emit(broker, claim, 2), 10)
-        await insist(lambda: finish(broker, claim), 10)
-        values, comments = await asyncio.wait_for(reading, 15)
+        await insist(lambda: emit(broker, claim, 2), PATIENCE_S)
+        await insist(lambda: finish(broker, claim), PATIENCE_S)
+        values, comments = await asyncio.wait_for(reading, PATIENCE_S)
         assert (await client.get("/readyz")).status_code == 200
         assert (await client.post("/v1/functions/f/jobs", json=1)).status_code == 202
     await redis.aclose()
@@ -75,7 +75,7 @@ async def test_a_stream_continues_behind_a_killed_server(bereaved: RunningGatewa
 
 
 async def first_claim(broker: Broker) -> Claim:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not (claims := await broker.claim("f", "w", 1)):
             await asyncio.sleep(0.01)
     return claims[0]
