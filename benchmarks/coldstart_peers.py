@@ -55,10 +55,9 @@ def stoker(source: str, files: list[str], device: str) -> int:
 def mapped(manifest: Any, paths: list[str], uploader: Any, targets: Any) -> None:
     from stoker.coldstart.device_check import DeviceCheck
     from stoker.coldstart.mapped_source import MappedSource
-    from stoker.runtime.engine.loading import READERS
 
     source = MappedSource(manifest, [Path(path) for path in paths])
-    source.deliver(uploader.place, uploader.device, READERS)
+    source.deliver(uploader.place)
     check = DeviceCheck(manifest, targets)
     uploader.finish()
     assert check.run() == check.converted == []
@@ -174,7 +173,6 @@ MODULES = {
         "stoker.coldstart.s3_store",
         "stoker.coldstart.device_check",
         "stoker.coldstart.mapped_source",
-        "stoker.runtime.engine.loading",
         "stoker.runtime.worker.weights_feed",
     ),
     "safetensors": ("safetensors.torch",),

@@ -2,29 +2,37 @@
 
 One thread registers windows of the files with CUDA and queues their copies, in load order. Registering brings the
 pages into the process's page table; to do that beforehand, even with many threads, made it no faster on an H200's host,
-and held up the CUDA driver, which maps memory too while it starts. Where that is slower than the wires, other threads
-read the rest meanwhile.
+and held up the CUDA driver, which maps memory too while it starts.
 """
 
 import os
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-
-import torch
+from typing import NamedTuple
 
 from stoker.coldstart.failures import FetchCancelled, ObjectAltered
 from stoker.coldstart.manifest import Manifest
 from stoker.coldstart.mapped_file import MappedFile
 from stoker.coldstart.pinned import Registration
 from stoker.coldstart.sources import is_right
-from stoker.coldstart.staged_reads import SLOT_BYTES, BothEnds, Place, Reader, Window
 from stoker.coldstart.timeline import Record
 
 WINDOW_BYTES = 256 << 20
 THREADS = 16
+
+Place = Callable[[int, memoryview, bool], None]
+"""Takes a chunk number, its bytes, and whether they are pinned."""
+
+
+class Window(NamedTuple):
+    """Bytes `start` to `stop` of file number `file`, registered with CUDA at once. No chunk crosses its ends."""
+
+    file: int
+    start: int
+    stop: int
 
 
 class MappedSource:
@@ -38,15 +46,12 @@ class MappedSource:
     def __init__(self, manifest: Manifest, paths: Sequence[Path]) -> None:
         self._manifest = manifest
         self._windows = by_window(manifest)
-        self._paths = paths
         self._files: list[MappedFile] = []
         self._pins: list[Registration] = []
         self._stop = threading.Event()
         self._failure: ObjectAltered | None = None
         self._checks: list[Future[None]] = []
-        self._began_ns = self._check_began_ns = self._checked_ns = self._register_ns = self._read_ns = (
-            self._read_bytes
-        ) = 0
+        self._began_ns = self._check_began_ns = self._checked_ns = self._register_ns = 0
         try:
             for entry, path in zip(manifest.files, paths, strict=True):
                 self._files.append(MappedFile(path, entry.size))
@@ -60,41 +65,18 @@ class MappedSource:
         self._checks += [pool.submit(self._check, chunk) for chunk in chunks]
         pool.shutdown(wait=False)
 
-    def deliver(self, place: Place, device: torch.device, readers: int = 0) -> None:
-        """Every chunk by one call, one at a time, some of them by `readers` threads that read them into pinned memory.
-        Raises the error of a chunk that was found to be wrong, or FetchCancelled after `cancel`."""
+    def deliver(self, place: Place) -> None:
+        """Raises the error of a chunk that was found to be wrong, or FetchCancelled after `cancel`."""
         self._began_ns = time.monotonic_ns()
-        placing, work = threading.Lock(), BothEnds(self._windows.items())
-
-        def place_one(chunk: int, data: memoryview, pinned: bool) -> None:
-            with placing:
-                place(chunk, data, pinned)
-
-        if max((chunk.length for chunk in self._manifest.chunks), default=0) > SLOT_BYTES:
-            readers = 0
-        reading = [Reader(self._manifest.chunks, self._paths, place_one, device) for _ in range(readers)]
-        with ThreadPoolExecutor(max(1, readers), thread_name_prefix="read-weights") as pool:
-            ends = [pool.submit(reader.run, work, self._stop) for reader in reading]
-            try:
-                while taken := work.first():
-                    self._deliver_window(*taken, place_one)
-                    self._go_on()
-            except BaseException:
-                self._stop.set()
-                raise
-        for end in ends:
-            end.result()
-        self._go_on()
-        self._read_bytes, self._read_ns = sum(reader.bytes for reader in reading), time.monotonic_ns()
-
-    def _deliver_window(self, window: Window, chunks: Sequence[int], place: Place) -> None:
-        began = time.monotonic_ns()
-        stop = max(chunk.offset + chunk.length for chunk in map(self._manifest.chunks.__getitem__, chunks))
-        pin = Registration(self._files[window.file].address + window.start, stop - window.start, read_only=True)
-        self._pins.append(pin)
-        self._register_ns += time.monotonic_ns() - began
-        for chunk in chunks:
-            place(chunk, self._view(chunk), pin.active)
+        for window, chunks in self._windows.items():
+            began = time.monotonic_ns()
+            address, length = self._files[window.file].address + window.start, window.stop - window.start
+            pin = Registration(address, length, read_only=True)
+            self._pins.append(pin)
+            self._register_ns += time.monotonic_ns() - began
+            for chunk in chunks:
+                place(chunk, self._view(chunk), pin.active)
+            self._go_on()
 
     def verify(self) -> None:
         """Raises the error of a chunk that isn't the published one."""
@@ -107,14 +89,9 @@ class MappedSource:
         return self._files[file].name
 
     def phases(self) -> list[Record]:
-        """Timeline records: the time that went into registering, until when others read the rest, and how long
-        checksums took, if there were any."""
+        """Timeline records: the time that went into registering, and how long checksums took, if there were any."""
         registered = {"start_ns": self._began_ns, "end_ns": self._began_ns + self._register_ns}
-        size = sum(file.size for file in self._files) - self._read_bytes
-        found: list[Record] = [{"name": "register files", **registered, "bytes": size}]
-        if self._read_bytes:
-            read = {"start_ns": self._began_ns, "end_ns": self._read_ns, "bytes": self._read_bytes}
-            found.append({"name": "read files", **read})
+        found = [{"name": "register files", **registered, "bytes": sum(file.size for file in self._files)}]
         if self._checks:
             checked = {"start_ns": self._check_began_ns, "end_ns": self._checked_ns, "chunks": len(self._checks)}
             found.append({"name": "checksum", **checked})

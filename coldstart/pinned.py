@@ -3,17 +3,12 @@
 Torch's own pinned allocator rounds sizes up to powers of two and can't take memory that exists already: a ring, a file.
 """
 
-import ctypes
 import logging
-import mmap
 from typing import Any
 
 import torch
 
-from stoker.coldstart.mapped_file import libc
-
 READ_ONLY = 8
-POPULATE_WRITE = 23
 
 log = logging.getLogger(__name__)
 
@@ -36,30 +31,6 @@ class Registration:
         if self.active:
             self.active = False
             cudart().cudaHostUnregister(self._address)
-
-
-class PinnedMemory:
-    """`size` bytes of its own, touched and, with a GPU, `pinned`. Raises OSError when the host has no room for them."""
-
-    def __init__(self, size: int) -> None:
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.view = memoryview(memory)
-        address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
-        touch(address, size)
-        self._registration = Registration(address, size)
-
-    @property
-    def pinned(self) -> bool:
-        return self._registration.active
-
-    def close(self) -> None:
-        """No copy may be under way. The memory goes with the last view of it."""
-        self._registration.release()
-
-
-def touch(address: int, length: int) -> None:
-    """First touch without the interpreter's lock; where the kernel can't (before Linux 5.14), the first use does it."""
-    libc.madvise(ctypes.c_void_p(address), length, POPULATE_WRITE)
 
 
 def cudart() -> Any:

@@ -1,7 +1,6 @@
 """A model whose weights are still arriving, chunk by chunk, and how it becomes an engine."""
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,10 +13,9 @@ from stoker.coldstart.arrival import Arrival
 from stoker.coldstart.failures import ColdStartError, ObjectAltered, UnsupportedModel
 from stoker.coldstart.host_image import HostImage
 from stoker.coldstart.manifest import Manifest
-from stoker.coldstart.mapped_source import MappedSource
+from stoker.coldstart.mapped_source import MappedSource, Place
 from stoker.coldstart.pinned import Registration
 from stoker.coldstart.ring import Ring
-from stoker.coldstart.staged_reads import Place
 from stoker.coldstart.timeline import Timeline
 from stoker.coldstart.upload import Uploader, copy_stream, on_copy_stream
 from stoker.runtime.architecture import ENCODERS, POOLING
@@ -35,8 +33,6 @@ if TYPE_CHECKING:
     from stoker.coldstart.device_check import DeviceCheck
 
 GENERATION_CONFIG = "generation_config.json"
-READERS = 6
-"""Threads that read files beside the one that registers them, on half of the processors at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +152,7 @@ class ModelLoad:
         down everything else that a start does."""
         if self.device.type != "cuda":
             source.check(range(len(self._manifest.chunks)))
-        readers = min(READERS, len(os.sched_getaffinity(0)) // 2) if self.device.type == "cuda" else 0
-        source.deliver(place, self.device, readers)
+        source.deliver(place)
         if self.device.type == "cuda":
             check = self._prepare_check()
             source.check([*check.converted, *check.unfit])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import stoker
 
-DEVICE_HALF = {"arrival", "device_check", "host_image", "mapped_source", "pinned", "staged_reads", "upload", "xxh3"}
+DEVICE_HALF = {"arrival", "device_check", "host_image", "mapped_source", "pinned", "upload", "xxh3"}
 FOLDER = Path(str(stoker.__file__)).parent / "coldstart"
 
 

@@ -1,15 +1,12 @@
 """Files that are mapped instead of read: the same bytes, every one of them checked, and typed errors."""
 
-import os
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 
 from stoker.coldstart.failures import FetchCancelled, ObjectAltered, ObjectMissing, ObjectTruncated
-from stoker.coldstart.mapped_source import MappedSource, by_window
-from stoker.coldstart.staged_reads import BothEnds, Reader, Window
+from stoker.coldstart.mapped_source import MappedSource, Window, by_window
 from stoker.coldstart.upload import Uploader
 
 
@@ -17,26 +14,22 @@ def source_of(published) -> MappedSource:
     return MappedSource(published.manifest, [published.folder / entry.name for entry in published.manifest.files])
 
 
-CPU = torch.device("cpu")
-
-
-def load_mapped(published, targets: dict[str, torch.Tensor], readers: int = 0) -> None:
+def load_mapped(published, targets: dict[str, torch.Tensor]) -> None:
     source = source_of(published)
     uploader = Uploader(published.manifest, targets)
     try:
         source.check(range(len(published.manifest.chunks)))
-        source.deliver(uploader.place, CPU, readers)
+        source.deliver(uploader.place)
         uploader.finish()
         source.verify()
     finally:
         source.close()
 
 
-@pytest.mark.parametrize("readers", [0, 1, 6])
 @pytest.mark.parametrize("dtype", [None, torch.float32])
-def test_the_parameters_are_those_of_the_files(published, dtype: torch.dtype | None, readers: int):
+def test_the_parameters_are_those_of_the_files(published, dtype: torch.dtype | None):
     targets = published.targets(dtype) if dtype else published.targets()
-    load_mapped(published, targets, readers)
+    load_mapped(published, targets)
     assert all(targets[name].equal(value.to(targets[name].dtype)) for name, value in published.tensors.items())
 
 
@@ -62,12 +55,11 @@ def test_missing_and_shortened_files_are_refused_before_anything_is_copied(publi
         source_of(published)
 
 
-@pytest.mark.parametrize("readers", [0, 3])
-def test_a_cancelled_delivery_ends(published, readers: int):
+def test_a_cancelled_delivery_ends(published):
     source = source_of(published)
     source.cancel()
     with pytest.raises(FetchCancelled):
-        source.deliver(lambda chunk, data, pinned: None, CPU, readers)
+        source.deliver(lambda chunk, data, pinned: None)
     source.close()
 
 
@@ -92,36 +84,3 @@ def test_no_chunk_crosses_a_window_and_windows_come_in_load_order(published):
 def test_mappings_end_with_the_source(published, tmp_path: Path):
     load_mapped(published, published.targets())
     assert str(published.folder) not in Path("/proc/self/maps").read_text()
-
-
-def test_readers_take_chunks_from_the_end_and_no_chunk_comes_twice(published):
-    placed: list[int] = []
-    source = source_of(published)
-    source.deliver(lambda chunk, data, pinned: placed.append(chunk), CPU, readers=3)
-    source.close()
-    assert sorted(placed) == list(range(len(published.manifest.chunks)))
-
-
-def test_what_readers_and_the_mapping_thread_take_is_all_there_is():
-    windows = [(Window(0, 0, 4), [0, 1, 2]), (Window(1, 0, 4), [3, 4])]
-    work = BothEnds(windows)
-    assert [work.last(), work.last(), work.last()] == [4, 3, 2]
-    assert work.first() == (Window(0, 0, 4), [0, 1])
-    assert work.first() is None and work.last() is None
-
-
-def test_a_file_that_becomes_shorter_under_a_reader_is_an_error(published):
-    manifest = published.manifest
-    paths = [published.folder / entry.name for entry in manifest.files]
-    reader = Reader(manifest.chunks, paths, lambda chunk, data, pinned: None, CPU)
-    last = manifest.chunks[-1]
-    os.truncate(paths[last.file], last.offset + 1)
-    with pytest.raises(ObjectTruncated, match=paths[last.file].name) as caught:
-        reader.run(BothEnds([(Window(last.file, 0, 1), [len(manifest.chunks) - 1])]), threading.Event())
-    assert caught.value.range == (last.offset, last.offset + last.length)
-
-
-def test_readers_leave_no_file_open(published):
-    before = len(os.listdir("/proc/self/fd"))
-    load_mapped(published, published.targets(), readers=6)
-    assert len(os.listdir("/proc/self/fd")) == before
