@@ -342,6 +342,7 @@ def rare_arguments(job: NewJob) -> bytes:
         "weight": job.weight if job.weight != 1 else 0,
         "hook": job.webhook,
         "route": job.route,
+        "caller": job.caller,
     }
     present = {name: value for name, value in values.items() if value}
     return cast(bytes, msgpack.packb(present, use_bin_type=False)) if present else b""

@@ -2,8 +2,8 @@
 -- Accepts each job once, or refuses it without a trace. In the order in which they are given.
 -- ARGV: whether the caller just named the function in the list of functions (1, 0), then for each job: id, tenant,
 -- payload, priority, cost, batch key, most attempts, stream (1, 0), gateway, limit of a run in ms (0 = none), retention
--- in ms, and what else it has ('' = nothing): a msgpack map of idem, digest, start, finish, delay (in ms), weight, hook
--- and route.
+-- in ms, and what else it has ('' = nothing): a msgpack map of idem, digest, start, finish, delay (in ms), weight, hook,
+-- route and caller.
 -- Answers for each: how many are queued then, if the job is now one of them and wakes nobody; else {ok, id, created,
 -- wake, queued, state}, {mismatch, id}, {full, limit, waiting, most, retry after ms},
 -- {rate, limit, most, retry after ms}, or, to a caller that didn't just name a new or purged function in the list of
@@ -13,6 +13,7 @@ local PARTS = 12
 -- What a record has of its job, unless it is as usual: then a reader knows it (see jobs.lua).
 local FIELDS = {
   'priority', 'cost', 'max', 'keep', 'batch', 'stream', 'gates', 'run', 'idem', 'hook', 'route', 'finish_by', 'wake',
+  'caller',
 }
 local USUAL = { priority = '1', cost = '1.0', max = '3', keep = '3600000', batch = '', gates = '' }
 

@@ -140,7 +140,7 @@ class NewJob:
     Only jobs with equal `batch_key` are claimed together. `stream`: chunks are kept for resume. `gateway` receives the
     events. Three separate clocks, 0 = none: `start_within_ms` (first claim), `run_within_ms` (each attempt),
     `finish_within_ms` (everything). `retention_ms` counts from the terminal state, of which the URL `webhook` is told.
-    `route` is kept with the record as it is.
+    `route` is kept with the record as it is, and so is `caller`, the job whose code made this one.
     """
 
     id: str
@@ -163,6 +163,7 @@ class NewJob:
     delay_ms: int = 0
     webhook: str = ""
     route: bytes = b""
+    caller: str = ""
 
     def __post_init__(self) -> None:
         if function_of(self.id) != self.function:
@@ -335,6 +336,7 @@ class Job:
     past_attempts: Sequence[Attempt] = ()
     metered: bool = False
     aside: bool = False
+    caller: str = ""
 
 
 @dataclass(frozen=True, slots=True)

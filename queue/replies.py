@@ -160,6 +160,7 @@ def job(function: str, job_id: str, reply: list[Any]) -> Job:
         past_attempts=past_attempts(row.get("log", b"")),
         metered="metered" in row,
         aside=aside,
+        caller=row.get("caller", b"").decode(),
     )
 
 

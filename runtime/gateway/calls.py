@@ -15,6 +15,7 @@ from stoker.queue.records import Enqueued, IdempotencyMismatch, Job, JobState, N
 from stoker.queue.retry import insist
 from stoker.runtime import payloads
 from stoker.runtime.contract import contract_of
+from stoker.runtime.gateway.calling_jobs import calling_job
 from stoker.runtime.gateway.context import Gateway
 from stoker.runtime.gateway.endpoint import PLACE, RATES, ROUTED, Incoming
 from stoker.runtime.gateway.errors import (
@@ -85,6 +86,7 @@ def new_job(
         finish_within_ms=milliseconds(limits.finish_within_s),
         retention_ms=max(1, milliseconds(limits.retention_s)),
         webhook=webhook_url(incoming, spec.webhook),
+        caller=calling_job(incoming),
         route=incoming.scope.get(ROUTED, ("", b"", ""))[1],
     )
 

@@ -22,6 +22,7 @@ from stoker.runtime.batches.batch_shelf import BatchShelf
 from stoker.runtime.batches.file_shelf import FileShelf
 from stoker.runtime.gateway.auth import Doorkeeper
 from stoker.runtime.gateway.call_input import InputChecks
+from stoker.runtime.gateway.calling_jobs import why_waits
 from stoker.runtime.gateway.cluster_view import ClusterView
 from stoker.runtime.gateway.job_ids import JobIds
 from stoker.runtime.gateway.letting_go import Followings
@@ -97,13 +98,13 @@ class Gateway:
         try:
             async with asyncio.timeout(WHY_TIMEOUT_S):
                 job = await self.broker.job(job_id)
-                view = await self.view.snapshot()
+                reason = await why_waits(self.broker, await self.view.snapshot(), job) if job else ""
         except (RedisError, TimeoutError):
             return "waiting for the queue"
         if job is None or job.state.terminal:
             self.bus.read(job_id)
             return "waiting for the last events"
-        return view.why_waiting(job) or str(job.state)
+        return reason or str(job.state)
 
     async def finish_background(self, grace_s: float) -> None:
         if self._background:

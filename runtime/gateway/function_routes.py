@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from stoker.queue.records import JobState, NewJob
 from stoker.runtime.gateway.call_input import call_input
+from stoker.runtime.gateway.calling_jobs import why_waits
 from stoker.runtime.gateway.calls import Call, enqueue, idempotency_key, new_job, own_id_key, take_place
 from stoker.runtime.gateway.embedding_routes import embedding_job
 from stoker.runtime.gateway.embeddings import EmbeddingRequest, embedding_list, embedding_request
@@ -61,7 +62,8 @@ async def answer(incoming: Incoming, call: Call, request: ModelRequest | None, w
                 raise
             call.detach()
             job = await call.job()
-            reason = (await incoming.gateway.view.snapshot()).why_waiting(job)
+            view = await incoming.gateway.view.snapshot()
+            reason = await why_waits(incoming.gateway.broker, view, job)
             return accepted(job.id, job.state, f"wait={wait_s:g}", reason)
     result = outcome.value()
     if request is None:

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from stoker.queue.records import Job, NotReplayable, function_of, made_at_ms
 from stoker.runtime.gateway.auth import Caller
+from stoker.runtime.gateway.calling_jobs import why_waits
 from stoker.runtime.gateway.calls import idempotency_key, own_id_key, replay
 from stoker.runtime.gateway.endpoint import Incoming, Json
 from stoker.runtime.gateway.errors import ApiError, bad_request, not_found, not_replayable
@@ -178,4 +179,4 @@ async def described(incoming: Incoming, job: Job) -> JobObject:
         make = partial(job_object, cost_usd=cost_usd, raw=wants_msgpack(incoming.headers))
         return await aside(len(whole.result or b""), make, whole)
     view = await incoming.gateway.view.snapshot()
-    return job_object(job, view.why_waiting(job), eta_s=view.eta_s(job))
+    return job_object(job, await why_waits(incoming.gateway.broker, view, job), eta_s=view.eta_s(job))

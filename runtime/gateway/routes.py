@@ -17,6 +17,7 @@ from stoker.runtime.gateway import (
 from stoker.runtime.gateway.app_routes import AppObject, AppRequest, DeletedApp
 from stoker.runtime.gateway.audit_routes import AUDIT_ENDPOINTS, audited
 from stoker.runtime.gateway.batch_routes import BATCH_ENDPOINTS
+from stoker.runtime.gateway.calling_jobs import NAMED
 from stoker.runtime.gateway.deploy_routes import (
     BundleObject,
     DeletedFunction,
@@ -159,7 +160,7 @@ ENDPOINTS = [
         others={202: SubmittedJob},
         events=Any,
         problems=FUNCTION_CALLS,
-        reads={**KEY, **PREFER, **WEBHOOK},
+        reads={**KEY, **PREFER, **WEBHOOK, **NAMED},
         packs=True,
     ),
     Endpoint(
@@ -174,7 +175,7 @@ ENDPOINTS = [
         status=202,
         others={200: JobObject},
         problems=FUNCTION_CALLS,
-        reads={**KEY, **WAIT, **WEBHOOK},
+        reads={**KEY, **WAIT, **WEBHOOK, **NAMED},
         packs=True,
     ),
     Endpoint(
@@ -189,7 +190,7 @@ ENDPOINTS = [
         status=202,
         others={200: JobObject},
         problems=FUNCTION_CALLS,
-        reads={**WAIT, **WEBHOOK},
+        reads={**WAIT, **WEBHOOK, **NAMED},
         packs=True,
     ),
     Endpoint(

@@ -8,13 +8,12 @@ import os
 import secrets
 import sys
 import threading
-from contextvars import ContextVar
+
+from stoker.runtime.current_job import current_job
 
 JOB_ENDS = b"\x1f"
 LINE_BUFFERED = 1
 MOST_BEGUN = 1 << 16
-
-speaker: ContextVar[str] = ContextVar("stoker_job", default="")
 
 
 def new_mark() -> str:
@@ -26,7 +25,7 @@ class speaking_for:
     """What this thread or task, and the tasks that it starts, write meanwhile is the job's."""
 
     def __init__(self, job_id: str) -> None:
-        self._token = speaker.set(job_id)
+        self._token = current_job.set(job_id)
 
     def __enter__(self) -> None:
         pass
@@ -36,7 +35,7 @@ class speaking_for:
             if type(stream) is JobText and stream.unfinished:
                 with contextlib.suppress(Exception):
                     stream.end_line()
-        speaker.reset(self._token)
+        current_job.reset(self._token)
 
 
 class JobText(io.TextIOWrapper):
@@ -55,7 +54,7 @@ class JobText(io.TextIOWrapper):
     def write(self, text: str) -> int:  # type: ignore[override]
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        job = speaker.get()
+        job = current_job.get()
         with self._turn:
             whole, newline, rest = (self._begun.pop(job, "") + text).rpartition("\n")
             if newline:
@@ -73,14 +72,14 @@ class JobText(io.TextIOWrapper):
 
     def flush(self) -> None:
         """What this job has begun goes out, so that it is not lost with the process; its line stays open."""
-        job = speaker.get()
+        job = current_job.get()
         with self._turn:
             if rest := self._begun.pop(job, ""):
                 self._put(job, rest, end=b"")
                 self._open = job
 
     def end_line(self) -> None:
-        job = speaker.get()
+        job = current_job.get()
         with self._turn:
             if (rest := self._begun.pop(job, "")) or self._open == job:
                 self._put(job, rest)

@@ -110,6 +110,12 @@ def total(skus: list[str]) -> int:
         return sum(client.invoke("price", {"order": {"sku": sku}})["cents"] for sku in skus)
 
 
+@app.function()
+async def nested(depth: int) -> int:
+    async with stoker.AsyncClient() as client:
+        return 1 + await client.invoke("nested", depth - 1) if depth else 0
+
+
 @app.function(secrets=["api-token"])
 def token_length(_) -> int:
     return len(os.environ["API_TOKEN"])

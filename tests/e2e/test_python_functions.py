@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -172,3 +173,19 @@ def test_another_tenant_sees_none_of_it(tenants: Tenants) -> None:
     with pytest.raises(StokerError) as caught:
         tenants.operator.invoke("price", {"order": {"sku": "a"}})
     assert caught.value.status == 404
+
+
+def test_a_call_that_waits_for_itself_says_so(shop: Client) -> None:
+    """Its only replica runs one call at a time."""
+    assert shop.invoke("nested", 0) == 0
+    outer = shop.spawn("nested", 1)
+    waiting = {"function": "nested", "state": "queued"}
+    deadline, reason = time.monotonic() + 30, ""
+    while "led to this call" not in reason:
+        assert time.monotonic() < deadline, reason
+        inner = [row["id"] for row in shop.request("GET", "/v1/jobs", params=waiting)["data"] if row["id"] != outer.id]
+        reason = (shop.job(inner[0])["wait_reason"] or "") if inner else ""
+        time.sleep(0.05)
+    assert reason.startswith("all 1 replicas are busy and max_replicas is 1; ") and outer.id in reason
+    outer.cancel()
+    assert shop.wait(inner[0])["state"] == "cancelled"

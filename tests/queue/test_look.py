@@ -140,3 +140,11 @@ async def test_a_function_that_another_process_purged_is_listed_again(broker: Br
     await other.purge_function("f")
     again = await broker.enqueue(job())
     assert again.created and await broker.functions_with_work() == ["f"]
+
+
+async def test_a_job_remembers_which_jobs_code_made_it(broker: Broker, job) -> None:
+    for caller in ("g-01", ""):
+        made = job(caller=caller)
+        await broker.enqueue(made)
+        record = await broker.job(made.id)
+        assert record is not None and record.caller == caller

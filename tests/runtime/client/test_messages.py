@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from stoker.runtime.client.async_client import AsyncClient
 from stoker.runtime.client.client import Client
 from stoker.runtime.client.errors import BadUrl
-from stoker.runtime.client.messages import MAP_KEY_MOST, OWN_ID_MOST, checked_key, own_job
+from stoker.runtime.client.messages import MAP_KEY_MOST, OWN_ID_MOST, body_of, checked_key, job_body, own_job
+from stoker.runtime.current_job import CALLER, current_job
 from stoker.runtime.gateway.function_routes import CLIENT_JOB_ID
 
 ALLOWED = r"a key is 1 to \d+ of the letters a-z and A-Z, digits, '\.', '_', '~' and '-'"
@@ -103,3 +104,12 @@ def test_a_url_needs_its_scheme(url: str) -> None:
         Client(url)
     with pytest.raises(BadUrl, match="needs http:// or https://"):
         AsyncClient(url)
+
+
+def test_a_call_names_the_job_whose_code_makes_it() -> None:
+    assert CALLER not in body_of(1)["headers"]
+    token = current_job.set("f-01")
+    try:
+        assert body_of(1)["headers"][CALLER] == job_body(1, "")["headers"][CALLER] == "f-01"
+    finally:
+        current_job.reset(token)

@@ -26,8 +26,8 @@ __all__ = ["host"]
 
 CODE = """
 import os, socket, stat, time
+from stoker.runtime.current_job import current_job
 from stoker.runtime.wire import Channel
-from stoker.runtime.worker.job_output import speaker
 
 
 def own_socket():
@@ -44,7 +44,7 @@ def several(kind):
     if kind == "nonsense":
         Channel.from_fd(own_socket()).send({"t": "results", "items": 5})
     if kind == "half a result":
-        Channel.from_fd(own_socket()).send({"t": "results", "items": [[speaker.get()]]})
+        Channel.from_fd(own_socket()).send({"t": "results", "items": [[current_job.get()]]})
     if kind == "hangs up and stays":
         os._exit = lambda code: time.sleep(60)
         socket.socket(fileno=own_socket()).shutdown(socket.SHUT_RDWR)
