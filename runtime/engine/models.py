@@ -140,7 +140,8 @@ class Models:
 
     def prepare_idle(self) -> bool:
         """Does one piece of work that makes later steps faster; False when there is none (left)."""
-        return any(engine.prepare_idle() for model, engine in self._engines.items() if self._residents.is_ready(model))
+        may = self._residents.may_prepare
+        return any(engine.prepare_idle() for model, engine in self._engines.items() if may(model))
 
     def _image_made(self, model: str, name: str, error: Exception | None) -> None:
         """For a model that leaves, its requests having ended, or in case that it has to make room."""

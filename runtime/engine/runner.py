@@ -146,8 +146,7 @@ class Runner:
     def warm_up(self, restored: bool = False) -> dict[str, int]:
         """Runs every kind of step once on a GPU, so that no kernel is ever compiled or loaded while a request waits for
         it. A few layers stand for all, and may be empty still: nothing here waits for weights. Where all kernels were
-        `restored`, that is left to idle moments: the first request loads just those that it needs, while its weights
-        arrive. Returns how many kernels this process has compiled, and found compiled, up to now."""
+        `restored`, that is left to idle moments, the first of which come while the weights arrive. Returns how many kernels this process has compiled, and found compiled, up to now."""
         if not self._on_gpu:
             return {}
         from stoker.kernels.launch import origins
@@ -244,12 +243,13 @@ class Shape(NamedTuple):
 
 
 def warm_up_shapes(options: EngineOptions) -> list[Shape]:
-    """Those of one sequence first."""
+    """What a first request is likely to need comes first."""
     sizes = sorted({min(1 << bits, options.max_seqs) for bits in range(options.max_seqs.bit_length() + 1)})
     lone = [Shape(1, 0, count) for count in prompt_sizes(options)]
     decode = [Shape(size, options.max_model_len - 1, 1) for size in sizes]
     many = ((min(options.max_seqs, options.token_budget // count), count) for count in prompt_sizes(options))
-    return lone + decode + [Shape(sequences, 0, count) for sequences, count in many]
+    rest = [*lone[::2], *decode[1:], *(Shape(sequences, 0, count) for sequences, count in many)]
+    return [lone[1], decode[0], *rest]
 
 
 def prompt_sizes(options: EngineOptions) -> list[int]:

@@ -163,6 +163,11 @@ class Residents:
         """Its weights are there and checked."""
         return model not in self.loads and self.pool is not None and self.pool.is_there(model)
 
+    def may_prepare(self, model: str) -> bool:
+        """Its pages are its own, though weights may be on their way to them for the first time."""
+        loading = self.loads.get(model)
+        return loading.first if loading else self.is_ready(model)
+
     def able(self) -> Iterator[str]:
         """Models that have work and can do it."""
         for model, engine in self.engines.items():
