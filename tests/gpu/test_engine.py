@@ -289,7 +289,8 @@ def test_non_finite_values_stay_with_their_request() -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_nothing_compiles_after_the_warm_up(dtype: str) -> None:
     """In a process of its own: here, other tests have compiled kernels already."""
-    subprocess.run([sys.executable, __file__, dtype], check=True, timeout=150)
+    command = [sys.executable, "-m", "tests.gpu.test_engine", dtype]
+    subprocess.run(command, cwd=Path(__file__).parents[2], check=True, timeout=150)
 
 
 def warm_up_and_work(dtype: str) -> None:

@@ -226,7 +226,10 @@ def test_vectors_equal_those_of_the_cpu() -> None:
         embedder = Embedder(config, options, weights)
         embedder.warm_up()
         embedder.submit(EmbedRequest("r", texts))
-        [answer] = [item for item in embedder.step() if item.finish_reason == "stop"]
+        answers = []
+        while embedder.has_work():
+            answers += [item for item in embedder.step() if item.finish_reason == "stop"]
+        [answer] = answers
         vectors[device, dtype] = np.frombuffer(answer.vectors, np.float32).reshape(len(texts), -1)
     expected = vectors["cpu", "float32"]
     assert np.abs(vectors["cuda", "float32"] - expected).max() < 1e-4
