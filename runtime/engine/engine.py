@@ -148,7 +148,7 @@ class Engine:
         return self.take_outbox() + deltas
 
     def _runs_ahead(self) -> bool:
-        """While weights are on their way, whoever waits for the first token would wait for the kernels of the second."""
+        """While weights are on their way, the first token would wait for the kernels of the second."""
         return self.options.async_scheduling == "on" and self.runner.weights.arrival.done
 
     def suspend(self) -> list[Delta]:

@@ -146,7 +146,8 @@ class Runner:
     def warm_up(self, restored: bool = False) -> dict[str, int]:
         """Runs every kind of step once on a GPU, so that no kernel is ever compiled or loaded while a request waits for
         it. A few layers stand for all, and may be empty still: nothing here waits for weights. Where all kernels were
-        `restored`, that is left to idle moments, the first of which come while the weights arrive. Returns how many kernels this process has compiled, and found compiled, up to now."""
+        `restored`, that is left to idle moments, the first of which come while the weights arrive. Returns how many
+        kernels this process has compiled, and found compiled, up to now."""
         if not self._on_gpu:
             return {}
         from stoker.kernels.launch import origins
