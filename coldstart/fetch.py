@@ -119,6 +119,12 @@ class Fetcher:
                 "checked": self._checked,
             }
 
+    @property
+    def all_asked_for(self) -> bool:
+        """No chunk waits for its turn: the wires will be free."""
+        with self._changed:
+            return not self._board.has_waiting
+
     def _has_answer(self) -> bool:
         return bool(self._failure or self._ready or self._handed_out == len(self._chunks))
 

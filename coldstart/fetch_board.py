@@ -57,6 +57,10 @@ class Board:
         return not self._missing
 
     @property
+    def has_waiting(self) -> bool:
+        return bool(self._waiting)
+
+    @property
     def idle(self) -> bool:
         return not self.reads
 

@@ -4,7 +4,6 @@ goes to sleep, and is in its cache again when it wakes. Nothing here fails a sta
 import asyncio
 import logging
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -103,14 +102,14 @@ class OwnPrompts:
             self._made_for = await self._purpose(name)
             while self._feed and not self._feed.is_under_way:
                 await asyncio.sleep(LOOK_S)
-            began = time.monotonic_ns()
             if found := await asyncio.to_thread(store.find, self._spec.name):
                 self._under_way = not store.bytes_s or found.size / store.bytes_s < HOLD_S
                 path = await asyncio.to_thread(store.scratch)
-                await asyncio.to_thread(store.fetch, found, self._made_for, path, self._stop)
+                with timeline.phase("fetch prompts", bytes=found.size):
+                    await asyncio.to_thread(store.fetch, found, self._made_for, path, self._stop)
                 await asyncio.shield(self._accepting)
-                blocks = await self._ask({"t": "import prompts"}, path)
-                timeline.add("prompt cache", began, time.monotonic_ns(), bytes=found.size, blocks=blocks)
+                with timeline.phase("restore prompts", bytes=found.size) as facts:
+                    facts["blocks"] = await self._ask({"t": "import prompts"}, path)
         except FetchCancelled:
             log.info("kept prompts of %s came too late", self._spec.name)
         except FAILURES as error:

@@ -37,7 +37,6 @@ class WeightsFeed:
         self.total_bytes = manifest.total_bytes
         self._fetcher = None if self.files else Fetcher(store, manifest, ring, cache=cache, peers=peers, verify=verify)
         self._peers = peers
-        self._room = ring.size
         self._local = isinstance(store, FileStore)
         self._started_ns = 0
         self._ended_ns = 0
@@ -49,8 +48,8 @@ class WeightsFeed:
 
     @property
     def is_under_way(self) -> bool:
-        """Nothing is left that wasn't asked for: the wires will be free."""
-        return self._fetcher is None or self.fetched_bytes + self._room >= self.total_bytes
+        """Nothing is left that wasn't asked for."""
+        return self._fetcher is None or self._fetcher.all_asked_for
 
     @property
     def bytes_s(self) -> float:

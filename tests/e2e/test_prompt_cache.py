@@ -68,12 +68,12 @@ def test_the_first_answer_after_waking_finds_the_system_prompt(tmp_path: Path, w
         store = open_store(stack.store_url)
         stack.deploy(write_chat(tmp_path, weights, idle=IDLE_S))
         first = ask(stack, "w1 w2")
-        assert first.cached == 0 and "prompt cache" not in first.phases
+        assert first.cached == 0 and "fetch prompts" not in first.phases
         assert ask(stack, "w3 w4").cached == 192
         fall_asleep(stack)
         assert store.stat(KEY).size > 192 * 4
         woken = ask(stack, "w5 w6")
-        assert woken.cached == 192 and woken.phases["prompt cache"]["facts"]["blocks"] == 12
+        assert woken.cached == 192 and woken.phases["restore prompts"]["facts"]["blocks"] == 12
         assert ask(stack, "w1 w2").text == first.text
         fall_asleep(stack)
         damaged = bytearray(store.read(KEY))
@@ -99,7 +99,7 @@ def test_what_was_kept_serves_one_model_whatever_its_functions_version(tmp_path:
         stack.deploy(app)
         while (said := ask(stack, "w5 w6")).cached == 192:
             time.sleep(0.1)
-        assert said.cached == 0 and "prompt cache" not in said.phases
+        assert said.cached == 0 and "restore prompts" not in said.phases
         assert store.read(KEY) == before, "a replica that gives way to another model keeps nothing"
         ask(stack, "w7 w8")
         fall_asleep(stack)

@@ -104,7 +104,8 @@ async def test_what_one_life_leaves_the_next_one_finds(world: World) -> None:
     assert (await world.life()).records() == []
     timeline = await world.life()
     assert world.kinds == ["export prompts", "import prompts", "export prompts"]
-    assert [(phase["name"], phase["blocks"]) for phase in timeline.records()] == [("prompt cache", 2)]
+    fetched, restored = timeline.records()
+    assert (fetched["name"], restored["name"], restored["blocks"]) == ("fetch prompts", "restore prompts", 2)
 
 
 async def test_another_version_with_the_same_model_goes_on_with_it(world: World) -> None:
