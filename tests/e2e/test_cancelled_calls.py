@@ -156,7 +156,7 @@ class Calls:
         path = self._folder / name
         return path.read_text().split() if path.exists() else []
 
-    def until(self, name: str, text: str, within_s: float = 30) -> None:
+    def until(self, name: str, text: str, within_s: float = 90) -> None:
         until(lambda: self.said(name), lambda said: text in said, within_s)
 
 
