@@ -262,7 +262,7 @@ def on_terminal(command: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], i
         os.close(ours)
 
 
-def read_until(terminal: int, text: bytes, timeout_s: float = 30) -> bytes:
+def read_until(terminal: int, text: bytes, timeout_s: float = 90) -> bytes:
     shown, deadline = b"", time.monotonic() + timeout_s
     while text not in shown:
         assert time.monotonic() < deadline, shown
@@ -277,7 +277,7 @@ def timed(call: Callable[[], Any]) -> float:
     return time.monotonic() - started
 
 
-def until(look: Callable[[], Any], holds: Callable[[Any], Any], timeout_s: float = 20) -> Any:
+def until(look: Callable[[], Any], holds: Callable[[Any], Any], timeout_s: float = 90) -> Any:
     deadline = time.monotonic() + timeout_s
     while not holds(found := look()):
         assert time.monotonic() < deadline, found

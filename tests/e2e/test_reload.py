@@ -104,7 +104,7 @@ def said(folder: Path) -> str:
     return (folder / "out").read_text()
 
 
-def until(look: Callable[[], bool], timeout_s: float = 45) -> None:
+def until(look: Callable[[], bool], timeout_s: float = 90) -> None:
     deadline = time.monotonic() + timeout_s
     while not look():
         assert time.monotonic() < deadline

@@ -44,7 +44,7 @@ def replica_count(stack: LocalStack, function: str) -> int:
         return sum(next(row["replicas"] for row in client.functions() if row["name"] == function).values())
 
 
-def wait_asleep(stack: LocalStack, function: str, timeout_s: float = 30) -> None:
+def wait_asleep(stack: LocalStack, function: str, timeout_s: float = 90) -> None:
     deadline = time.monotonic() + timeout_s
     while replica_count(stack, function):
         assert time.monotonic() < deadline, f"{function} did not go to sleep"

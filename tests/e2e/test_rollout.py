@@ -67,7 +67,7 @@ def is_asleep(stack: LocalStack) -> bool:
     return "rolled-" not in wanted[-1]
 
 
-def until(look: Callable[[], Any], what: str, timeout_s: float = 30) -> Any:
+def until(look: Callable[[], Any], what: str, timeout_s: float = 90) -> Any:
     deadline = time.monotonic() + timeout_s
     while not (found := look()):
         assert time.monotonic() < deadline, f"never: {what}"

@@ -79,8 +79,8 @@ def test_a_call_that_goes_wrong_ends_at_once_and_the_next_one_works(client: Clie
     started = time.monotonic()
     with pytest.raises(StokerError, match=message):
         client.invoke("odd", kind)
-    assert client.invoke("odd", "normal") == "fine"
     assert time.monotonic() - started < 30
+    assert client.invoke("odd", "normal") == "fine"
 
 
 def test_what_a_function_forks_ends_with_its_worker(client: Client, stack: LocalStack) -> None:
@@ -131,14 +131,14 @@ def test_a_loading_replica_that_is_no_longer_wanted_goes(client: Client, stack: 
     client.delete("odd")
     deploy(stack, tmp_path, value="quick")
     assert client.invoke("odd", "normal") == "quick"
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (states := next(row["replicas"] for row in client.functions() if row["name"] == "odd")) != {"ready": 1}:
         assert time.monotonic() < deadline, states
         time.sleep(0.1)
 
 
 def until_answer(client: Client, wanted: str) -> None:
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while client.invoke("odd", "normal") != wanted:
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -91,7 +91,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 async def until_delivered(world: World, ids: list[str]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await world.statuses(ids) != {"delivered"}:
             await asyncio.sleep(0.1)
 

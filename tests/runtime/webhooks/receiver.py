@@ -41,7 +41,7 @@ class Receiver:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/hook?a=1"
 
-    def wait(self, count: int, timeout_s: float = 10) -> list[Call]:
+    def wait(self, count: int, timeout_s: float = 30) -> list[Call]:
         deadline = time.monotonic() + timeout_s
         while len(self.calls) < count:
             assert time.monotonic() < deadline, f"{len(self.calls)} calls of {count}"
