@@ -9,6 +9,11 @@ local NOW = math.floor(NOW_US / 1000)
 -- How many arguments Lua's stack surely holds.
 local AT_ONCE = 4000
 
+-- As readers are told: what its worker keeps without running it waits (see aside.lua; `job` in replies.py knows it too).
+local function shown_state(state, aside, fence)
+  return state == 'running' and aside and aside == fence and 'queued' or state
+end
+
 local function record(id)
   return Q .. 'j:' .. id
 end

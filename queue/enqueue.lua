@@ -54,17 +54,17 @@ end
 local function of_same_key(job)
   local used = call('GET', Q .. 'i:' .. job.idem)
   local other, digest = string.match(used or '', '^([^:]*):(.*)$')
-  local state = other and call('HGET', record(other), 'state')
-  if not state then
+  local row = other and call('HMGET', record(other), 'state', 'aside', 'fence')
+  if not row or not row[1] then
     return nil
   end
-  return digest == (job.digest or '') and accepted(other, 0, state) or { 'mismatch', other }
+  return digest == (job.digest or '') and accepted(other, 0, shown_state(unpack(row))) or { 'mismatch', other }
 end
 
 local function known(job)
   if call('EXISTS', job.record) == 1 then
-    local mine = call('HMGET', job.record, 'state', 'wake')
-    return accepted(job.id, 1, mine[1], mine[2])
+    local mine = call('HMGET', job.record, 'wake', 'state', 'aside', 'fence')
+    return accepted(job.id, 1, shown_state(unpack(mine, 2)), mine[1])
   end
   return job.idem and of_same_key(job)
 end

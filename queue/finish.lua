@@ -109,11 +109,11 @@ end
 -- `due`: the deadline that is over.
 local function expire(job, due)
   local running = job.state == 'running'
-  local late, why = job.finish_by and tonumber(job.finish_by) <= NOW, nil
-  if running and job.run and not late then
-    why = beyond('ran longer than', job.run)
-  elseif running or late then
+  local why
+  if job.finish_by and tonumber(job.finish_by) <= NOW then
     why = beyond('not finished within', job.finish_by - job.enqueued)
+  elseif running then
+    why = beyond('ran longer than', job.run or due - job.began)
   else
     why = beyond('not started within', due - job.enqueued)
   end

@@ -11,10 +11,7 @@ local rows, looked, last = {}, 0, ''
 local function visit(id, position, ended, as)
   looked, last = looked + 1, position
   local row = call('HMGET', record(id), 'tenant', 'state', 'ended', 'aside', 'fence')
-  -- What a worker keeps without running it waits.
-  if row[2] == 'running' and row[4] and row[4] == row[5] then
-    row[2] = 'queued'
-  end
+  row[2] = shown_state(row[2], row[4], row[5])
   local fits = row[1] and (tenant == '' or row[1] == tenant) and (state == '' or row[2] == state)
   -- A replayed job has ended before: it is listed where it ended last.
   if fits and (not ended or (row[2] == as and math.abs((row[3] or 0) - ended) <= CLOCK_SLACK_MS)) then

@@ -165,7 +165,7 @@ def job(function: str, job_id: str, reply: list[Any]) -> Job:
 
 
 def is_aside(row: dict[str, bytes]) -> bool:
-    """Whether the worker that has the job keeps it without running it; `visit` in list.lua knows it too."""
+    """Whether the worker that has the job keeps it without running it; `shown_state` in common.lua knows it too."""
     return row["state"] == b"running" and row.get("aside") == row.get("fence")
 
 

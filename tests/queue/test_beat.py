@@ -91,11 +91,15 @@ async def test_a_kept_jobs_run_has_no_limit_but_the_whole_job_has(broker: Broker
 async def test_a_kept_job_is_queued_to_readers_until_it_is_claimed_again(
     broker: Broker, client: Redis, job, start
 ) -> None:
-    kept, runs = await start(), await start()
+    kept, runs = await start(idempotency_key="k"), await start()
     assert await broker.set_aside("f", {kept.job_id: kept.fence}) == 1
     assert await broker.set_aside("f", {runs.job_id: runs.fence - 1}) == 0
     shown = await broker.job(kept.job_id)
     assert shown and (shown.state, shown.aside, shown.started_ms) == (JobState.QUEUED, True, None)
+    for again in (job(idempotency_key="k"), job(id=kept.job_id), job(id=runs.job_id)):
+        answer = await broker.enqueue(again)
+        wanted = JobState.RUNNING if again.id == runs.job_id else JobState.QUEUED
+        assert (answer.job_id in (kept.job_id, runs.job_id), answer.state) == (True, wanted)
     listing = Listing(client)
     for state, id in ((JobState.QUEUED, kept.job_id), (JobState.RUNNING, runs.job_id), (JobState.RETRYING, "")):
         page = await listing.page(["f"], 10, state=state)
