@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -117,9 +117,10 @@ def published_bytes(weights: str) -> int:
 def kill_zygote(stack: LocalStack) -> None:
     """The next start imports torch by itself."""
     for process in psutil.Process(stack.pid).children(recursive=True):
-        if "zygote_process" in " ".join(process.cmdline()):
-            process.send_signal(signal.SIGKILL)
-            process.wait(10)
+        with suppress(psutil.NoSuchProcess):
+            if "zygote_process" in " ".join(process.cmdline()):
+                process.send_signal(signal.SIGKILL)
+                process.wait(10)
 
 
 def measure(stack: LocalStack, case: str, model: str, weights: str, run: int) -> dict[str, Any]:

@@ -188,9 +188,9 @@ def child(name: str, source: str, files: list[str]) -> None:
     """Prints seconds, bytes and peak device bytes of one load as JSON."""
     import torch
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = "cuda:0" if torch.cuda.is_available() else "cpu"
     torch.zeros(1, device=device)
-    if name == "stoker" and device == "cuda":
+    if name == "stoker" and device != "cpu":
         load_checksum_kernels()
     try:
         for module in MODULES[name]:
@@ -200,10 +200,10 @@ def child(name: str, source: str, files: list[str]) -> None:
         return
     began = time.perf_counter()
     size = (LOADERS | S3_LOADERS)[name](source, files, device)
-    if device == "cuda":
+    if device != "cpu":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - began
-    peak = torch.cuda.max_memory_allocated() if device == "cuda" else 0
+    peak = torch.cuda.max_memory_allocated() if device != "cpu" else 0
     print(json.dumps({"seconds": seconds, "bytes": size, "peak_bytes": peak}))
 
 

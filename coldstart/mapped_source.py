@@ -21,6 +21,8 @@ from stoker.coldstart.sources import is_right
 from stoker.coldstart.timeline import Record
 
 WINDOW_BYTES = 256 << 20
+PAUSE_S = 0.002
+"""Between windows that are given back, about as long as each of them takes: others need the driver's lock too."""
 THREADS = 16
 
 Place = Callable[[int, memoryview, bool], None]
@@ -109,7 +111,9 @@ class MappedSource:
             if not task.cancelled():
                 task.exception()
         for pin in self._pins:
-            pin.release()
+            if pin.active:
+                pin.release()
+                time.sleep(PAUSE_S)
         for file in self._files:
             file.close()
 

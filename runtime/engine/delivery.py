@@ -20,6 +20,9 @@ NEAR_S = 0.5
 """Requests are let in when the rest of the weights is likely to arrive within this time: the engine's thread, which
 then waits for them, is held up no longer."""
 POLL_S = 0.0005
+SETTLE_S = 5.0
+"""After this time, if not before, what a load has registered with CUDA is let go. It takes a tenth of a second or more,
+and holds up what the engine's thread asks of the driver: first tokens leave before."""
 OVER = ("chunks_done", "load_failed", "unload")
 
 log = logging.getLogger(__name__)
@@ -43,6 +46,7 @@ class Delivery:
         self._near = False
         self._closing = threading.Lock()
         self._closed = False
+        self._told = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="weights")
 
     def put(self, frame: Frame) -> None:
@@ -51,8 +55,14 @@ class Delivery:
                 self._intake.put(frame)
             elif frame["t"] == "chunk":
                 self._free(frame["slot"])
-        if frame["t"] in ("load_failed", "unload") and self._load:
-            self._load.cancel()
+        if frame["t"] in ("load_failed", "unload"):
+            self._told.set()
+            if load := self._load:
+                load.cancel()
+
+    def told(self) -> None:
+        """Of the end of the load, whoever waited for it."""
+        self._told.set()
 
     def start(self, load: ModelLoad | None) -> None:
         """None: there is nothing to load into, but slots are still given back."""
@@ -69,6 +79,7 @@ class Delivery:
         try:
             if load:
                 self._notify("arrived", without_locals(self._deliver(load)))
+                self._told.wait(SETTLE_S)
                 load.settle()
                 self._load = None
             if not load or not load.is_local:

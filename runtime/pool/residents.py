@@ -296,6 +296,7 @@ class Residents:
         del self.loads[model]
         self._end(model, loading)
         self._tell(model, loading.held)
+        delivery.told()
         self._wish_for_images()
 
     def _end(self, model: str, loading: Loading) -> None:
