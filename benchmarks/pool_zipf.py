@@ -77,6 +77,8 @@ def measure(stack: LocalStack, options: argparse.Namespace) -> dict[str, Any]:
     began = time.perf_counter()
     asyncio.run(send(stack.url, [(number * options.stagger, number) for number in range(options.models)]))
     waking = time.perf_counter() - began
+    # Each model's graphs are captured one by one while nobody asks for anything.
+    time.sleep(options.settle)
     schedule = arrivals(options.models, options.rate, options.seconds)
     hottest = [(at, model) for at, model in schedule if model == 0]
     asyncio.run(send(stack.url, hottest[: len(hottest) // 4 or 1]))
@@ -97,6 +99,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=10.0, help="requests per second to all of them")
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--stagger", type=float, default=0.0, help="seconds between the first requests that wake them")
+    parser.add_argument("--settle", type=float, default=60.0, help="seconds of rest after all are awake")
     parser.add_argument("--device-memory-gb", type=float, default=0.0)
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args()
