@@ -1,7 +1,7 @@
 """The engine by itself, without HTTP and queue: throughput, latency, decode steps, prefill and a shared prefix, on
 random weights made on the device, beside what vLLM 0.22 does with the same requests on the same kind of GPU.
 
-    python -m benchmarks.engine [--model llama3-8b|smollm2-135m] [--json FILE]
+    python -m benchmarks.engine [--model llama3-8b|smollm2-135m] [--batch-invariant] [--json FILE]
 
 Requests ignore the end token and are sampled at temperature 0.6. vLLM's figures are medians for one H200; host-bound
 ones (all of the 135M model's) vary by a factor of 1.5 between machines.
@@ -102,25 +102,29 @@ class Burst:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description="Measure the engine on this GPU.")
     parser.add_argument("--model", choices=MODELS, default="llama3-8b")
+    parser.add_argument("--batch-invariant", action="store_true", help="measure that mode, whose price this tells")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the results go")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("benchmarks.engine measures a GPU: no CUDA device was found, nothing was run.", file=sys.stderr)
         return 1
-    engine, rows = started(arguments.model)
+    engine, rows = started(arguments.model, arguments.batch_invariant)
     for measurement in (latency, decode, prefill, shared_prefixes, throughput):
         for row in measurement(engine):
             rows.append(beside(arguments.model, row))
             print(f"  {row.what}: {row.value:.4g} {row.unit}", flush=True)
-    title = f"{arguments.model} on {torch.cuda.get_device_name()}, {engine.kv.num_blocks * 16} KV tokens"
+    mode = ", batch-invariant" if arguments.batch_invariant else ""
+    title = f"{arguments.model}{mode} on {torch.cuda.get_device_name()}, {engine.kv.num_blocks * 16} KV tokens"
     header = ("what", "stoker", "vLLM 0.22", "target", "unit")
     print_table(title, header, [(r.what, f"{r.value:.4g}", r.vllm or "", r.target, r.unit) for r in rows])
     stats = {**engine.stats(), "results": [asdict(row) for row in rows]}
-    save(f"engine-{arguments.model}", {"model": arguments.model}, stats, arguments.json)
+    asked = {"model": arguments.model, "batch_invariant": arguments.batch_invariant}
+    name = f"engine-{arguments.model}" + "-batch-invariant" * arguments.batch_invariant
+    save(name, asked, stats, arguments.json)
     return 0
 
 
-def started(model: str) -> tuple[Engine, list[Row]]:
+def started(model: str, batch_invariant: bool) -> tuple[Engine, list[Row]]:
     """An engine with every kernel loaded and every graph captured, and how long that took."""
     rows: list[Row] = []
 
@@ -131,14 +135,16 @@ def started(model: str) -> tuple[Engine, list[Row]]:
         rows.append(Row(what, time.perf_counter() - start, "s"))
         print(f"  {what}: {rows[-1].value:.2f} s", flush=True)
 
-    engine = random_engine(model)
+    engine = random_engine(model, batch_invariant=batch_invariant)
     timed("warm-up", engine.runner.warm_up)
     engine.generate(fixed(4, 100, 4, seed=1))
     timed("graph capture", lambda: [None for _ in iter(engine.prepare_idle, False)])
     return engine, rows
 
 
-def random_engine(model: str, token_budget: int = TOKEN_BUDGET, adapter_slots: int = 0) -> Engine:
+def random_engine(
+    model: str, token_budget: int = TOKEN_BUDGET, adapter_slots: int = 0, batch_invariant: bool = False
+) -> Engine:
     """Normal * 0.02, norms 1, bfloat16."""
     config = ModelConfig.from_hf({**BASE, **SHAPES[model]})
     wanted = EngineOptions(
@@ -147,6 +153,7 @@ def random_engine(model: str, token_budget: int = TOKEN_BUDGET, adapter_slots: i
         max_model_len=MAX_MODEL_LEN,
         token_budget=token_budget,
         adapter_slots=adapter_slots,
+        batch_invariant=batch_invariant,
     ).resolve(config)
     weights = plan(config, wanted)
     torch.manual_seed(0)

@@ -19,8 +19,8 @@ from benchmarks.kernel_workloads import Case, paged
 from benchmarks.kernels_timing import Call, seconds_per_call
 from stoker.kernels import tuning
 from stoker.kernels.activation import silu_mul
-from stoker.kernels.attention import attend
-from stoker.kernels.attention_plan import plan, processors
+from stoker.kernels.attention import paged_attention
+from stoker.kernels.attention_plan import plan
 from stoker.kernels.gemv import gemv
 from stoker.kernels.tuning import Gemv, Tile, Tiles, Tuned
 
@@ -126,23 +126,16 @@ def typical(tiles: Tiles, cases: list[Case]) -> float:
 
 
 def seconds(tiles: Tiles, case: Case) -> float:
-    q, kv_layer, table, start, _ = case
-    shape = (
-        len(q),
-        0 if start is None else len(table),
-        table.shape[1] * kv_layer.shape[2],
-        q.shape[1],
-        kv_layer.shape[3],
-        q.shape[2],
-        2,
-    )
-    expected = attend(plan(*shape, processors(q.device)), *case, q.shape[2] ** -0.5)
-    chosen = plan(*shape, processors(q.device), tiles)
+    def attend(own: Tiles | None) -> torch.Tensor:
+        """Without tiles of its own: those of a device that was never tuned."""
+        return paged_attention(*case, case[0].shape[2] ** -0.5, choose=lambda *shape: plan(*shape[:-1], tuned=own))
+
+    expected = attend(None)
     try:
-        torch.testing.assert_close(attend(chosen, *case, q.shape[2] ** -0.5), expected, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(attend(tiles), expected, rtol=2e-2, atol=2e-2)
     except OutOfResources:
         return math.inf
-    return seconds_per_call([lambda: attend(chosen, *case, q.shape[2] ** -0.5)], repeats=5, graph_seconds=GRAPH_SECONDS)
+    return seconds_per_call([lambda: attend(tiles)], repeats=5, graph_seconds=GRAPH_SECONDS)
 
 
 def fastest(what: str, times: dict[Choice, float]) -> Choice:

@@ -2,16 +2,16 @@
 
 import torch
 import triton.language as tl
+from torch import Tensor
 
 from stoker.kernels.launch import await_inputs, cdiv, jit, starts_early
 
 
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
+def silu_mul(gate_up: Tensor, block: int = 0) -> Tensor:
+    tokens, width, early = gate_up.shape[0], gate_up.shape[1] // 2, starts_early(gate_up.device)
     out = torch.empty((tokens, width), dtype=gate_up.dtype, device=gate_up.device)
     # Few tokens: more programs; many tokens: more bytes in flight per program.
-    block = 1024 if tokens <= 64 else 2048
-    early = starts_early(gate_up.device)
+    block = block or (1024 if tokens <= 64 else 2048)
     _silu_mul[(cdiv(width, block), tokens)](
         gate_up, out, gate_up.stride(0), width, block, early, num_warps=4, launch_pdl=early
     )

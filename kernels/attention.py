@@ -8,8 +8,11 @@ Online softmax as in FlashAttention-2 (Dao, 2023, arXiv 2307.08691); the packing
 Anatomy of a Triton Attention Kernel" (2025, arXiv 2511.11581); the split over the context is Flash-Decoding's.
 """
 
+from collections.abc import Callable
+
 import torch
 import triton.language as tl
+from torch import Tensor
 
 from stoker.kernels.attention_plan import Plan, plan, processors
 from stoker.kernels.launch import await_inputs, cdiv, jit, starts_early
@@ -19,80 +22,42 @@ LOG2_E = 1.4426950408889634
 
 
 def paged_attention(
-    q: torch.Tensor,
-    kv_layer: torch.Tensor,
-    block_table: torch.Tensor,
-    query_start: torch.Tensor | None,
-    context_len: torch.Tensor,
+    q: Tensor,
+    kv_layer: Tensor,
+    block_table: Tensor,
+    query_start: Tensor | None,
+    context_len: Tensor,
     scale: float,
     window: int = 0,
-) -> torch.Tensor:
-    sequences, table_width = block_table.shape
-    tiles = tuned(q.device).attention.get(q.shape[2])
-    longest = table_width * kv_layer.shape[2]
-    chosen = plan(q.shape[0], 0 if query_start is None else sequences, min(window or longest, longest), q.shape[1],
-                  kv_layer.shape[3], q.shape[2], q.element_size(), processors(q.device), tiles)  # fmt: skip
-    return attend(chosen, q, kv_layer, block_table, query_start, context_len, scale, window)
-
-
-def attend(
-    chosen: Plan,
-    q: torch.Tensor,
-    kv_layer: torch.Tensor,
-    block_table: torch.Tensor,
-    query_start: torch.Tensor | None,
-    context_len: torch.Tensor,
-    scale: float,
-    window: int = 0,
-) -> torch.Tensor:
-    """`paged_attention`, cut as `chosen`."""
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    where = (q, kv_layer, block_table, query_start, context_len, scale, window)
-    if chosen.segments == 1:
-        _launch(chosen, out, out, out, out, *where)
-        return out
-    partial = torch.empty((*q.shape[:2], chosen.segments, q.shape[2]), dtype=torch.float32, device=q.device)
-    peak, total = torch.empty((2, *partial.shape[:3]), dtype=torch.float32, device=q.device)
-    _launch(chosen, out, partial, peak, total, *where)
-    early = starts_early(q.device)
-    _merge[(q.shape[1], q.shape[0])](
-        partial, peak, total, context_len, out,
-        chosen.segments, chosen.least, chosen.block_n, window, q.shape[2], early, num_warps=4, launch_pdl=early,
-    )  # fmt: skip
-    return out
-
-
-def _launch(
-    chosen: Plan,
-    out: torch.Tensor,
-    partial: torch.Tensor,
-    peak: torch.Tensor,
-    total: torch.Tensor,
-    q: torch.Tensor,
-    kv_layer: torch.Tensor,
-    block_table: torch.Tensor,
-    query_start: torch.Tensor | None,
-    context_len: torch.Tensor,
-    scale: float,
-    window: int,
-) -> None:
-    tokens, q_heads, dim = q.shape
+    choose: Callable[..., Plan] = plan,
+) -> Tensor:
+    (tokens, q_heads, dim), (sequences, width) = q.shape, block_table.shape
     _, _, cache_block, kv_heads, _ = kv_layer.shape
-    sequences = block_table.shape[0]
-    group = q_heads // kv_heads
+    tiles, longest, early = tuned(q.device).attention.get(dim), width * cache_block, starts_early(q.device)
+    chosen = choose(tokens, 0 if query_start is None else sequences, min(window or longest, longest), q_heads, kv_heads,
+                    dim, q.element_size(), processors(q.device), tiles)  # fmt: skip
+    group, segments = q_heads // kv_heads, chosen.segments
     block_q = chosen.block_m // group
-    early = starts_early(q.device)
     programs = sequences if query_start is None else cdiv(tokens, block_q) + sequences
-    _attend[(kv_heads, programs, chosen.segments)](
+    out = partial = peak = total = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if segments > 1:
+        partial = torch.empty((tokens, q_heads, segments, dim), dtype=torch.float32, device=q.device)
+        peak, total = torch.empty((2, tokens, q_heads, segments), dtype=torch.float32, device=q.device)
+    _attend[(kv_heads, programs, segments)](
         q, kv_layer, block_table, context_len if query_start is None else query_start, context_len,
         out, partial, peak, total,
-        tokens, sequences, scale * LOG2_E, q.stride(0), block_table.stride(0),
-        kv_layer.stride(0), kv_layer.stride(1), kv_layer.stride(2),
+        tokens, sequences, scale * LOG2_E, q.stride(0), block_table.stride(0), *kv_layer.stride()[:3],
         group, dim, cache_block, chosen.block_m, block_q, chosen.block_n,
-        query_start is None, chosen.segments > 1, chosen.least, chosen.peel, window,
+        query_start is None, segments > 1, chosen.least, chosen.peel, window,
         "tf32x3" if q.dtype == torch.float32 else "tf32", early,
         num_warps=chosen.warps, num_stages=chosen.stages, maxnreg=chosen.registers or None, launch_pdl=early,
     )  # fmt: skip
+    if segments > 1:
+        _merge[(q_heads, tokens)](
+            partial, peak, total, context_len, out,
+            segments, chosen.least, chosen.block_n, window, dim, early, num_warps=4, launch_pdl=early,
+        )  # fmt: skip
+    return out
 
 
 @jit(
@@ -120,32 +85,25 @@ def _attend(
     begin, whole, plain, end = _tile_range(context - length + first + 1, visible, BLOCK_N, PEEL, WINDOW)
     parts = 1
     if SPLIT:
-        begin, whole, plain, end, parts = _part(begin, end, LEAST)
+        parts, share = _parts(end - begin, tl.num_programs(2), LEAST)
+        begin += tl.program_id(2) * share
+        whole, plain, end = begin, begin, tl.minimum(begin + share, end)
     if (first >= length) | (tl.program_id(2) >= parts):
         return
-
-    row = tl.arange(0, BLOCK_M)
+    row, column = tl.arange(0, BLOCK_M), tl.arange(0, DIM)[None, :]
     local = first + row // GROUP
     valid = (row < BLOCK_Q * GROUP) & (local < length)
     token = (start + local).to(tl.int64)
     head = tl.program_id(0) * GROUP + row % GROUP
-    column = tl.arange(0, DIM)[None, :]
     q = tl.load(q_ptr + (token * q_stride + head * DIM)[:, None] + column, mask=valid[:, None], other=0)
+    keys, table = kv_ptr + tl.program_id(0) * DIM, table_ptr + sequence.to(tl.int64) * table_stride
+    cache = (keys, table, context, block_stride, value_stride, entry_stride)
     peak, total, mixed = _attended(
-        q, kv_ptr + tl.program_id(0) * DIM, table_ptr + sequence.to(tl.int64) * table_stride,
-        begin, whole, plain, end, context, context - length + local, scale, block_stride, value_stride, entry_stride,
-        DIM, CACHE_BLOCK, BLOCK_M, BLOCK_N, PEEL, WINDOW, PRECISION,
+        q, cache, begin, whole, plain, end, context - length + local, scale, DIM, CACHE_BLOCK, BLOCK_M, BLOCK_N, PEEL,
+        WINDOW, PRECISION,
     )  # fmt: skip
     cell = token * GROUP * tl.num_programs(0) + head
     _store(out_ptr, partial_ptr, peak_ptr, total_ptr, cell, valid, parts, peak, total, mixed, DIM)
-
-
-@jit
-def _part(begin, end, LEAST: tl.constexpr):
-    """This program's share of the tiles [begin, end), and how many programs have one."""
-    parts, share = _parts(end - begin, tl.num_programs(2), LEAST)
-    begin += tl.program_id(2) * share
-    return begin, begin, begin, tl.minimum(begin + share, end), parts
 
 
 @jit
@@ -212,44 +170,36 @@ def _tile_range(unmasked, visible, BLOCK_N: tl.constexpr, PEEL: tl.constexpr, WI
 
 @jit
 def _attended(
-    q, keys, table, begin, whole, plain, end, context, position, scale, block_stride, value_stride, entry_stride,
-    DIM: tl.constexpr, CACHE_BLOCK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    PEEL: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
+    q, cache, begin, whole, plain, end, position, scale, DIM: tl.constexpr, CACHE_BLOCK: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PEEL: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Peak score, sum of weights and weighted values [BLOCK_M, DIM] over the key tiles [begin, end)."""
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    mixed = tl.zeros([BLOCK_M, DIM], tl.float32)
+    state = (peak, tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M, DIM], tl.float32))
     if PEEL:
         if WINDOW:
             for tile in range(begin, whole):
-                peak, total, mixed = _tile(
-                    peak, total, mixed, q, keys, table, tile * BLOCK_N, context, position, scale,
-                    block_stride, value_stride, entry_stride, DIM, CACHE_BLOCK, BLOCK_N, True, WINDOW, PRECISION,
-                )  # fmt: skip
+                state = _tile(
+                    state, q, cache, tile, position, scale, DIM, CACHE_BLOCK, BLOCK_N, True, WINDOW, PRECISION
+                )
         for tile in range(whole, plain):
-            peak, total, mixed = _tile(
-                peak, total, mixed, q, keys, table, tile * BLOCK_N, context, position, scale,
-                block_stride, value_stride, entry_stride, DIM, CACHE_BLOCK, BLOCK_N, False, 0, PRECISION,
-            )  # fmt: skip
+            state = _tile(state, q, cache, tile, position, scale, DIM, CACHE_BLOCK, BLOCK_N, False, 0, PRECISION)
     for tile in range(plain, end):
-        peak, total, mixed = _tile(
-            peak, total, mixed, q, keys, table, tile * BLOCK_N, context, position, scale,
-            block_stride, value_stride, entry_stride, DIM, CACHE_BLOCK, BLOCK_N, True, WINDOW, PRECISION,
-        )  # fmt: skip
-    return peak, total, mixed
+        state = _tile(state, q, cache, tile, position, scale, DIM, CACHE_BLOCK, BLOCK_N, True, WINDOW, PRECISION)
+    return state
 
 
 @jit
 def _tile(
-    peak, total, mixed, q, keys, table, start, context, position, scale, block_stride, value_stride, entry_stride,
-    DIM: tl.constexpr, CACHE_BLOCK: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr,
-    PRECISION: tl.constexpr,
+    state, q, cache, tile, position, scale, DIM: tl.constexpr, CACHE_BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Online-softmax step over BLOCK_N cached tokens. Nothing past the context is read: it may hold anything."""
     tl.static_assert(BLOCK_N % CACHE_BLOCK == 0, "a tile starts at a cache block")
+    peak, total, mixed = state
+    keys, table, context, block_stride, value_stride, entry_stride = cache
     row = tl.arange(0, BLOCK_N)
-    key = start + row
+    key = tile * BLOCK_N + row
     cached = key < context if MASKED else row < BLOCK_N
     block = tl.load(table + key // CACHE_BLOCK, mask=cached, other=0).to(tl.int64) * block_stride
     within = (row % CACHE_BLOCK * entry_stride)[:, None] + tl.arange(0, DIM)[None, :]

@@ -8,12 +8,11 @@ import torch
 from stoker.kernels.tuning import Tile, Tiles
 
 MAX_SEGMENTS = 32
+# No part of a split context is shorter, but the last.
 LEAST_TOKENS = 128
-"""No part of a split context is shorter, but the last."""
-UNEVEN_SEGMENTS = 4
-EVEN_TOKENS = 2048
-"""Up to UNEVEN_SEGMENTS, twice as many are allowed, for contexts longer than others: parts are then at least
-EVEN_TOKENS over their number."""
+# Up to UNEVEN_SEGMENTS, twice as many are allowed, for contexts longer than others: parts are then at least EVEN_TOKENS
+# over their number.
+UNEVEN_SEGMENTS, EVEN_TOKENS = 4, 2048
 
 
 class Plan(NamedTuple):
@@ -43,17 +42,21 @@ def plan(
     item_bytes: int,
     device_processors: int,
     tuned: Tiles | None = None,
+    invariant: bool = False,
 ) -> Plan:
     """The plan for `tokens` query tokens of `sequences` sequences whose block tables hold `max_context` tokens.
 
     0 sequences stands for a decode step: one token each, bound by memory. Otherwise more tokens get taller tiles, as
     long as every processor gets one.
-    `tuned` holds the tiles measured for this device and head size, in 16 bits.
+    `tuned` holds the tiles measured for this device and head size, in 16 bits. An `invariant` plan is the same for all
+    steps, and every tile goes through the same code, whether some of its rows see a part of it only.
     """
     check_supported(q_heads, kv_heads, dim)
     group = q_heads // kv_heads
     smallest = max(16, 1 << (group - 1).bit_length())
     tiles = tuned if tuned is not None and item_bytes == 2 else default_tiles(dim, item_bytes)
+    if invariant:
+        return _plan(tiles.mixed, smallest, False)
     if not sequences:
         segments, least = _segments(tokens * kv_heads, max_context, tiles.split * device_processors)
         return _plan(tiles.decode, smallest, False, segments, least)

@@ -9,4 +9,4 @@ from stoker.kernels.lora import add_lora
 from stoker.kernels.norm import add_rms_norm, rms_norm
 from stoker.kernels.rope import rope_store
 from stoker.kernels.sampling import sample
-from stoker.kernels.steering import steer
+from stoker.kernels.steering import log_total, steer

@@ -6,22 +6,19 @@ sequence s owns the program indices from query_start[s] // BLOCK_M + s on, and p
 
 import torch
 import triton.language as tl
+from torch import Tensor
 
 from stoker.kernels.attention import LOG2_E, _sequence_of
 from stoker.kernels.attention_plan import check_supported
 from stoker.kernels.launch import cdiv, jit
 
-BLOCK_M = 64
-BLOCK_N = 64
+BLOCK_M = BLOCK_N = 64
 
 
-def full_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, query_start: torch.Tensor, scale: float
-) -> torch.Tensor:
+def full_attention(q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, scale: float) -> Tensor:
     tokens, heads, dim = q.shape
     check_supported(heads, k.shape[1], dim)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    sequences = query_start.numel() - 1
+    out, sequences = torch.empty(q.shape, dtype=q.dtype, device=q.device), query_start.numel() - 1
     _full_attention[(heads, cdiv(tokens, BLOCK_M) + sequences)](
         q, k, v, query_start, out, sequences, scale * LOG2_E, q.stride(0), k.stride(0), v.stride(0),
         dim, BLOCK_M, BLOCK_N, "tf32x3" if q.dtype == torch.float32 else "tf32", num_warps=4,

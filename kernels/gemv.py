@@ -9,41 +9,37 @@ take this path, and with what blocks, stands in the tuned table of the GPU; ever
 import torch
 import torch.nn.functional as F
 import triton.language as tl
+from torch import Tensor
 
 from stoker.kernels.activation import silu_mul
 from stoker.kernels.launch import await_inputs, cdiv, jit, starts_early
 from stoker.kernels.tuning import MAX_GEMV_ROWS, Gemv, gemv_for, tuned
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    chosen = blocks(x, weight)
-    return F.linear(x, weight, bias) if chosen is None else gemv(x, weight, bias, chosen)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return gemv(x, weight, bias, chosen) if (chosen := blocks(x, weight)) else F.linear(x, weight, bias)
 
 
-def gated_linear(x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
+def gated_linear(x: Tensor, gate_up: Tensor) -> Tensor:
     chosen = blocks(x, gate_up)
-    return silu_mul(F.linear(x, gate_up)) if chosen is None else gemv(x, gate_up, None, chosen, gated=True)
+    return gemv(x, gate_up, None, chosen, gated=True) if chosen else silu_mul(F.linear(x, gate_up))
 
 
-def blocks(x: torch.Tensor, weight: torch.Tensor) -> Gemv | None:
+def blocks(x: Tensor, weight: Tensor) -> Gemv | None:
     """None: cuBLAS is as fast or faster."""
     rows = x.numel() // x.shape[-1]
     if rows > MAX_GEMV_ROWS or weight.dtype != torch.bfloat16 or not (x.is_contiguous() and weight.is_contiguous()):
         return None
-    return gemv_for(rows, weight.shape[0], weight.shape[1], tuned(x.device))
+    return gemv_for(rows, weight.shape[0], weight.shape[1], tuned(x.device).gemv)
 
 
-def gemv(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, chosen: Gemv, gated: bool = False
-) -> torch.Tensor:
+def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, chosen: Gemv, gated: bool = False) -> Tensor:
     """x [..., K] of at most chosen.rows rows times weight [N, K] transposed, plus bias [N] -> [..., N].
 
     Gated, the upper half of weight are gates: -> [..., N / 2].
     """
-    width, depth = weight.shape
-    width //= 1 + gated
+    width, depth, early = weight.shape[0] // (1 + gated), weight.shape[1], starts_early(x.device)
     out = torch.empty((*x.shape[:-1], width), dtype=x.dtype, device=x.device)
-    early = starts_early(x.device)
     _gemv[(cdiv(width, chosen.block_n),)](
         x, weight, weight if bias is None else bias, out, x.numel() // depth, width,
         depth, chosen.rows, chosen.block_n, chosen.block_k, bias is not None, gated, early,

@@ -6,17 +6,18 @@ none ends at once. For few rows x A^T is cut along x into parts that are added i
 
 import torch
 import triton.language as tl
+from torch import Tensor
 
 from stoker.kernels.launch import await_inputs, cdiv, jit, power_of_two, starts_early
 
 
 def add_lora(
-    y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, slots: torch.Tensor, first: int
+    y: Tensor, x: Tensor, a: Tensor, b: Tensor, slots: Tensor, first: int, tile: tuple[int, int] | None = None
 ) -> None:
     (tokens, depth), rank, parts, early = x.shape, b.shape[2], a.shape[1] // b.shape[2], starts_early(x.device)
     rest = (y.shape[1] - first) // max(1, parts - 1)
     # Three kinds of steps: what warms a model up compiles them all.
-    rows, cuts = (16, min(16, cdiv(depth, 128))) if tokens <= 128 else (64, 4 if tokens <= 1024 else 1)
+    rows, cuts = tile or ((16, min(16, cdiv(depth, 128))) if tokens <= 128 else (64, 4 if tokens <= 1024 else 1))
     tiles, lines = cdiv(tokens, rows), max(16, power_of_two(rank))
     middle = torch.empty(cuts, tokens, parts, rank, dtype=torch.float32, device=x.device)
     _shrink[(tiles, parts, cuts)](

@@ -5,98 +5,56 @@ depend on tensor shapes alone, so every CUDA operation can be captured in a grap
 """
 
 import sys
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache, wraps
 from types import ModuleType
-
-import torch
+from typing import Any, ParamSpec, TypeVar
 
 from stoker.kernels import reference
-from stoker.kernels.reference import QKNorms, embed
 
-__all__ = ["embed"]
-
-
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return _implementation(x).rms_norm(x, weight, eps)
+P = ParamSpec("P")
+R = TypeVar("R")
+_invariant = ContextVar("batch invariant", default=False)
 
 
-def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return _implementation(x).add_rms_norm(x, residual, weight, eps)
+def dispatched(operation: Callable[P, R]) -> Callable[P, R]:
+    """The Triton version of a reference operation where its first argument is on a GPU."""
+
+    @wraps(operation)
+    def call(*args: P.args, **options: P.kwargs) -> R:
+        first: Any = args[0]
+        own = getattr(_triton(_invariant.get()), operation.__name__) if first.is_cuda else operation
+        return own(*args, **options)
+
+    return call
 
 
-def rope_store(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cos_sin: torch.Tensor,
-    positions: torch.Tensor,
-    kv_layer: torch.Tensor,
-    slots: torch.Tensor,
-    norms: QKNorms | None = None,
-) -> torch.Tensor:
-    return _implementation(q).rope_store(q, k, v, cos_sin, positions, kv_layer, slots, norms)
+embed = reference.embed
+rms_norm = dispatched(reference.rms_norm)
+add_rms_norm = dispatched(reference.add_rms_norm)
+rope_store = dispatched(reference.rope_store)
+paged_attention = dispatched(reference.paged_attention)
+full_attention = dispatched(reference.full_attention)
+linear = dispatched(reference.linear)
+gated_linear = dispatched(reference.gated_linear)
+add_lora = dispatched(reference.add_lora)
+silu_mul = dispatched(reference.silu_mul)
+log_total = dispatched(reference.log_total)
+steer = dispatched(reference.steer)
+sample = dispatched(reference.sample)
 
 
-def paged_attention(
-    q: torch.Tensor,
-    kv_layer: torch.Tensor,
-    block_table: torch.Tensor,
-    query_start: torch.Tensor | None,
-    context_len: torch.Tensor,
-    scale: float,
-    window: int = 0,
-) -> torch.Tensor:
-    return _implementation(q).paged_attention(q, kv_layer, block_table, query_start, context_len, scale, window)
-
-
-def full_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, query_start: torch.Tensor, scale: float
-) -> torch.Tensor:
-    return _implementation(q).full_attention(q, k, v, query_start, scale)
-
-
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    return _implementation(x).linear(x, weight, bias)
-
-
-def gated_linear(x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
-    return _implementation(x).gated_linear(x, gate_up)
-
-
-def add_lora(
-    y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, slots: torch.Tensor, first: int
-) -> None:
-    _implementation(x).add_lora(y, x, a, b, slots, first)
-
-
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    return _implementation(gate_up).silu_mul(gate_up)
-
-
-def steer(
-    logits: torch.Tensor,
-    seen: torch.Tensor,
-    slots: torch.Tensor,
-    presence: torch.Tensor,
-    frequency: torch.Tensor,
-    repetition: torch.Tensor,
-    allowed: torch.Tensor | None,
-) -> None:
-    _implementation(logits).steer(logits, seen, slots, presence, frequency, repetition, allowed)
-
-
-def sample(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
-    seed: torch.Tensor,
-    position: torch.Tensor,
-) -> torch.Tensor:
-    return _implementation(logits).sample(logits, temperature, top_k, top_p, min_p, seed, position)
+@contextmanager
+def batch_invariant(wanted: bool) -> Iterator[None]:
+    """CUDA operations meanwhile give a row the same bits whatever batch it is in; see `invariant` for their price. In
+    plain torch only a batch of one row has this property."""
+    token = _invariant.set(wanted)
+    try:
+        yield
+    finally:
+        _invariant.reset(token)
 
 
 def late_kernels() -> int:
@@ -105,13 +63,11 @@ def late_kernels() -> int:
     return launch.origins()["late"] if launch else 0
 
 
-def _implementation(tensor: torch.Tensor) -> ModuleType:
-    return _triton() if tensor.is_cuda else reference
-
-
 @cache
-def _triton() -> ModuleType:
+def _triton(invariant: bool) -> ModuleType:
     # A process without a GPU never pays for importing Triton.
-    from stoker.kernels import device
-
-    return device
+    if invariant:
+        from stoker.kernels import invariant as operations
+    else:
+        from stoker.kernels import device as operations
+    return operations

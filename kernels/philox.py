@@ -5,6 +5,7 @@ batch, after a preemption or on another device.
 """
 
 import torch
+from torch import Tensor
 
 # Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 ROUNDS = 10
@@ -17,10 +18,10 @@ MASK = 0xFFFFFFFF
 # its loads stay contiguous.
 STRIDE = 1024
 
-Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def philox(counter: Words, key: tuple[torch.Tensor, torch.Tensor]) -> Words:
+def philox(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
     """Four 32-bit words per element (held in int64) from a 128-bit counter and a 64-bit key, all broadcastable."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -33,20 +34,18 @@ def philox(counter: Words, key: tuple[torch.Tensor, torch.Tensor]) -> Words:
     return c0, c1, c2, c3
 
 
-def token_words(seed: torch.Tensor, position: torch.Tensor, vocab: int) -> torch.Tensor:
+def token_words(seed: Tensor, position: Tensor, vocab: int) -> Tensor:
     """Random words int64[S, vocab] in [0, 2^32) for seeds i64[S] at positions i64[S]."""
     groups = -(-vocab // (4 * STRIDE))
-    width = min(STRIDE, vocab)
-    counter = (torch.arange(groups, device=seed.device)[:, None] * STRIDE + torch.arange(width, device=seed.device))[
-        None
-    ]
+    group, place = torch.arange(groups, device=seed.device), torch.arange(min(STRIDE, vocab), device=seed.device)
+    counter = (group[:, None] * STRIDE + place)[None]
     seed, position = seed.view(-1, 1, 1), position.view(-1, 1, 1)
     zero = torch.zeros_like(counter)
     words = philox((counter, zero, position & MASK, (position >> 32) & MASK), (seed & MASK, (seed >> 32) & MASK))
     return torch.stack(words, dim=2).reshape(seed.shape[0], -1)[:, :vocab]
 
 
-def gumbel(words: torch.Tensor) -> torch.Tensor:
+def gumbel(words: Tensor) -> Tensor:
     """Standard Gumbel noise float32 from random words: -log(E) with E exponential.
 
     E = -log(1 - u) is expanded around 0 so that the large values, which decide the draw, keep full precision.

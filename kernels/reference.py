@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from stoker.kernels import philox
 
@@ -14,27 +15,25 @@ GREEDY_BELOW = 1e-5
 
 SEEN_IN_PROMPT = 1 << 30
 
-QKNorms = tuple[torch.Tensor, torch.Tensor, float]
+QKNorms = tuple[Tensor, Tensor, float]
 
 
-def embed(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def embed(ids: Tensor, weight: Tensor) -> Tensor:
     """ids i64[T], weight [V, H] -> [T, H]."""
     return F.embedding(ids, weight)
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [..., in], weight [out, in] -> [..., out]."""
     return F.linear(x, weight, bias)
 
 
-def gated_linear(x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
+def gated_linear(x: Tensor, gate_up: Tensor) -> Tensor:
     """x [..., in], gate_up [2 * inner, in] (gates first) -> SiLU(gate) * up [..., inner]."""
     return silu_mul(F.linear(x, gate_up))
 
 
-def add_lora(
-    y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, slots: torch.Tensor, first: int
-) -> None:
+def add_lora(y: Tensor, x: Tensor, a: Tensor, b: Tensor, slots: Tensor, first: int) -> None:
     """y [T, N] += x [T, K] A^T B^T in place, by the adapter that slots i32[T] names for a row: 1 to L, or 0 for none.
 
     a [L, P * R, K] and b [L, N, R] may be strided in L. The product has P parts: the `first` columns of y and equal
@@ -49,31 +48,29 @@ def add_lora(
         y[rows] = (y[rows].float() + added).to(y.dtype)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [T, H] / rms(x) * weight [H], in float32, rounded once to x's dtype."""
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (wide * scale * weight.float()).to(x.dtype)
 
 
-def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """residual += x in place, then (rms_norm(residual), residual); the norm reads the rounded sum."""
     residual.add_(x)
     return rms_norm(residual, weight, eps), residual
 
 
 def rope_store(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cos_sin: torch.Tensor,
-    positions: torch.Tensor,
-    kv_layer: torch.Tensor,
-    slots: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    kv_layer: Tensor,
+    slots: Tensor,
     norms: QKNorms | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Rotate q [T, Hq, D] and k [T, Hkv, D] (half-rotation), write k and v into the cache, return the rotated q.
 
     cos_sin f32[P, D]: cosines in the first half of a row, sines in the second. kv_layer [N, 2, B, Hkv, D] may be
@@ -90,20 +87,20 @@ def rope_store(
     return _rotate(q, cos, sin)
 
 
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     low, high = x.float().chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)
 
 
 def paged_attention(
-    q: torch.Tensor,
-    kv_layer: torch.Tensor,
-    block_table: torch.Tensor,
-    query_start: torch.Tensor | None,
-    context_len: torch.Tensor,
+    q: Tensor,
+    kv_layer: Tensor,
+    block_table: Tensor,
+    query_start: Tensor | None,
+    context_len: Tensor,
     scale: float,
     window: int = 0,
-) -> torch.Tensor:
+) -> Tensor:
     """Causal grouped-query attention of q [T, Hq, D] over the paged cache -> [T, Hq, D].
 
     block_table i32[S, M], query_start i32[S + 1], context_len i32[S] (cached tokens, this step's included). Row i of
@@ -123,7 +120,7 @@ def paged_attention(
     return out
 
 
-def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int) -> torch.Tensor:
+def _attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int) -> Tensor:
     """One sequence: q [L, Hq, D] are the last L of the C positions in keys and values [C, Hkv, D]."""
     length, q_heads, dim = q.shape
     if window:
@@ -143,9 +140,7 @@ def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: fl
     return mixed.view(kv_heads, -1, length, dim).permute(2, 0, 1, 3).reshape(length, q_heads, dim)
 
 
-def full_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, query_start: torch.Tensor, scale: float
-) -> torch.Tensor:
+def full_attention(q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, scale: float) -> Tensor:
     """Every token sees its whole sequence: q, k, v [T, H, D], query_start i32[S + 1] with T at its end -> [T, H, D]."""
     out = torch.empty_like(q)
     for start, stop in pairwise(query_start.tolist()):
@@ -154,20 +149,20 @@ def full_attention(
     return out
 
 
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+def silu_mul(gate_up: Tensor) -> Tensor:
     """gate_up [T, 2I] -> silu(gate) * up [T, I], in float32, rounded once."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     return (F.silu(gate) * up).to(gate_up.dtype)
 
 
 def steer(
-    logits: torch.Tensor,
-    seen: torch.Tensor,
-    slots: torch.Tensor,
-    presence: torch.Tensor,
-    frequency: torch.Tensor,
-    repetition: torch.Tensor,
-    allowed: torch.Tensor | None,
+    logits: Tensor,
+    seen: Tensor,
+    slots: Tensor,
+    presence: Tensor,
+    frequency: Tensor,
+    repetition: Tensor,
+    allowed: Tensor | None,
 ) -> None:
     """Changes logits f32[R, V] in place, before they are sampled from.
 
@@ -190,15 +185,15 @@ def steer(
         logits.masked_fill_(forbidden & (logits < torch.inf), -torch.inf)
 
 
+def log_total(logits: Tensor) -> Tensor:
+    """log(sum(exp(logits f32[R, V]))) of each row, f32[R, 1]: a row minus this are its tokens' log-probabilities."""
+    # Threads share a row out when there are few.
+    return torch.cat([row.logsumexp(-1, keepdim=True) for row in logits.split(1)])
+
+
 def sample(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
-    seed: torch.Tensor,
-    position: torch.Tensor,
-) -> torch.Tensor:
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor
+) -> Tensor:
     """One token id per row of logits [S, V] -> i64[S].
 
     temperature f32[S] (below 1e-5: greedy, the lowest id wins a tie), top_k i32[S] (0 = off), top_p f32[S]
@@ -219,9 +214,7 @@ def sample(
     return tokens.masked_fill_(~peak.isfinite(), -1)
 
 
-def _filter_floor(
-    logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
-) -> torch.Tensor:
+def _filter_floor(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """The lowest logit that survives top-k, top-p and min-p, float32[S]."""
     floor = logits.amax(-1) + temperature * min_p.log()
     limited = ((top_k > 0) & (top_k < logits.shape[1]) | (top_p < 1)).nonzero().squeeze(1)
@@ -231,7 +224,7 @@ def _filter_floor(
     return floor
 
 
-def _nucleus(logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+def _nucleus(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     ordered = logits.sort(-1, descending=True).values
     last = torch.where(top_k > 0, top_k, logits.shape[1]).clamp(max=logits.shape[1]).long()[:, None] - 1
     kth = ordered.gather(1, last)

@@ -3,28 +3,29 @@ write of keys and values into the paged cache."""
 
 import torch
 import triton.language as tl
+from torch import Tensor
 
 from stoker.kernels.launch import await_inputs, cdiv, jit, power_of_two, starts_early
 from stoker.kernels.reference import QKNorms
 
 
 def rope_store(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cos_sin: torch.Tensor,
-    positions: torch.Tensor,
-    kv_layer: torch.Tensor,
-    slots: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    kv_layer: Tensor,
+    slots: Tensor,
     norms: QKNorms | None = None,
-) -> torch.Tensor:
+    block: int = 0,
+) -> Tensor:
     tokens, q_heads, dim = q.shape
-    kv_heads = k.shape[1]
+    kv_heads, early = k.shape[1], starts_early(q.device)
     group = q_heads // kv_heads
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    block = 1 if tokens <= 256 else 4
+    block = block or (1 if tokens <= 256 else 4)
     q_norm, k_norm, eps = norms or (cos_sin, cos_sin, 0.0)
-    early = starts_early(q.device)
     _rope_store[(cdiv(tokens, block), kv_heads)](
         q, k, v, cos_sin, positions, kv_layer, slots, out, q_norm, k_norm, eps,
         tokens, q.stride(0), k.stride(0), v.stride(0), kv_layer.stride(0), kv_layer.stride(1), kv_layer.stride(2),
@@ -51,10 +52,8 @@ def _rope_store(
     token = (tl.program_id(0) * TOKENS + row // GROUP_BLOCK).to(tl.int64)
     inside = (token < tokens) & (row % GROUP_BLOCK < GROUP)
     head = kv_head * GROUP + row % GROUP_BLOCK
-    low, high = _rotated(
-        q_ptr + token * q_stride + head * DIM, cos_sin_ptr, positions_ptr + token, q_norm_ptr, eps, lane, inside,
-        DIM, NORM,
-    )  # fmt: skip
+    rows = q_ptr + token * q_stride + head * DIM
+    low, high = _rotated(rows, cos_sin_ptr, positions_ptr + token, q_norm_ptr, eps, lane, inside, DIM, NORM)
     target = out_ptr + (token * GROUP * tl.num_programs(1) + head)[:, None] * DIM + lane
     tl.store(target, low.to(out_ptr.dtype.element_ty), mask=inside[:, None])
     tl.store(target + HALF, high.to(out_ptr.dtype.element_ty), mask=inside[:, None])
@@ -62,10 +61,8 @@ def _rope_store(
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     slot = tl.load(slots_ptr + token, mask=token < tokens, other=-1).to(tl.int64)
     kept = slot >= 0
-    low, high = _rotated(
-        k_ptr + token * k_stride + kv_head * DIM, cos_sin_ptr, positions_ptr + token, k_norm_ptr, eps, lane, kept,
-        DIM, NORM,
-    )  # fmt: skip
+    rows = k_ptr + token * k_stride + kv_head * DIM
+    low, high = _rotated(rows, cos_sin_ptr, positions_ptr + token, k_norm_ptr, eps, lane, kept, DIM, NORM)
     entry = kv_ptr + (slot // CACHE_BLOCK) * block_stride + (slot % CACHE_BLOCK) * entry_stride + kv_head * DIM
     tl.store(entry[:, None] + lane, low.to(kv_ptr.dtype.element_ty), mask=kept[:, None])
     tl.store(entry[:, None] + lane + HALF, high.to(kv_ptr.dtype.element_ty), mask=kept[:, None])
@@ -75,9 +72,7 @@ def _rope_store(
 
 
 @jit
-def _rotated(
-    row_ptr, cos_sin_ptr, position_ptr, norm_ptr, eps, lane, inside, DIM: tl.constexpr, NORM: tl.constexpr
-):  # fmt: skip
+def _rotated(row_ptr, cos_sin_ptr, position_ptr, norm_ptr, eps, lane, inside, DIM: tl.constexpr, NORM: tl.constexpr):
     """Both rotated halves of the rows at row_ptr, float32."""
     HALF: tl.constexpr = DIM // 2
     mask = inside[:, None]

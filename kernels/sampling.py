@@ -8,54 +8,44 @@ once. Noise and semantics are those of `philox` and `reference.sample`.
 
 import torch
 import triton.language as tl
+from torch import Tensor
 
 from stoker.kernels import filters, philox, reference
 from stoker.kernels.launch import cdiv, jit, power_of_two
-from stoker.kernels.sampling_math import better, exponential, philox_words, sort_key
+from stoker.kernels.sampling_math import UNALIGNED, better, exponential, philox_words, sort_key
 
 STRIDE = tl.constexpr(philox.STRIDE)
 CHUNK = 4 * philox.STRIDE
-GROUPS = 32
+GROUPS = tl.constexpr(32)
 GREEDY_BELOW = tl.constexpr(reference.GREEDY_BELOW)
 
 
 def sample(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
-    seed: torch.Tensor,
-    position: torch.Tensor,
-) -> torch.Tensor:
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor
+) -> Tensor:
     rows, vocab = logits.shape
     chunks = cdiv(vocab, CHUNK)
     peaks, scores, masses = torch.empty((3, rows, chunks), dtype=torch.float32, device=logits.device)
-    tops = torch.empty((rows, chunks, GROUPS), dtype=torch.float32, device=logits.device)
+    tops = torch.empty((rows, chunks, GROUPS.value), dtype=torch.float32, device=logits.device)
     winners = torch.empty((rows, chunks), dtype=torch.int32, device=logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     limits = torch.empty(rows, dtype=torch.int32, device=logits.device)
     summary = torch.empty((2, rows), dtype=torch.float32, device=logits.device)
     params = (temperature, top_k, top_p, min_p, seed, position)
-    _scan[(rows, chunks)](
-        logits, *params, peaks, masses, tops, scores, winners, logits.stride(0), vocab, GROUPS, num_warps=4
-    )
+    _scan[(rows, chunks)](logits, *params, peaks, masses, tops, scores, winners, logits.stride(0), vocab, num_warps=4)
     digits = 4 if logits.dtype == torch.bfloat16 else 8
     _settle[(rows,)](
         temperature, top_k, top_p, min_p, peaks, masses, tops, scores, winners, limits, summary, tokens,
-        vocab, chunks, power_of_two(chunks), GROUPS, digits, num_warps=4,
+        vocab, chunks, power_of_two(chunks), digits, num_warps=4,
     )  # fmt: skip
     filters.draw(logits, params, limits, summary, tokens, digits)
     return tokens
 
 
-UNALIGNED = ["temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "seed_ptr", "position_ptr"]
-
-
 @jit(do_not_specialize_on_alignment=UNALIGNED)
 def _scan(
     logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, position_ptr,
-    peaks_ptr, masses_ptr, tops_ptr, scores_ptr, winners_ptr, stride, VOCAB: tl.constexpr, GROUPS: tl.constexpr,
+    peaks_ptr, masses_ptr, tops_ptr, scores_ptr, winners_ptr, stride, VOCAB: tl.constexpr,
 ):  # fmt: skip
     """One program: 4 * STRIDE neighbouring tokens of a row; their best score, or what the filters need."""
     row = tl.program_id(0)
@@ -132,7 +122,7 @@ def _cheapest(logits, base, chunk, temperature, seed_ptr, position_ptr, drawn, V
 def _settle(
     temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, peaks_ptr, masses_ptr, tops_ptr, scores_ptr, winners_ptr,
     limits_ptr, summary_ptr, tokens_ptr, VOCAB: tl.constexpr, CHUNKS: tl.constexpr, CHUNKS_BLOCK: tl.constexpr,
-    GROUPS: tl.constexpr, DIGITS: tl.constexpr,
+    DIGITS: tl.constexpr,
 ):  # fmt: skip
     """One program per row: reject it, take the scan's winner, or leave a limit, peak and mass to the filters."""
     row = tl.program_id(0)
@@ -152,7 +142,7 @@ def _settle(
         tl.store(summary_ptr + tl.num_programs(0) + row, mass)
         tops = tops_ptr + row * CHUNKS * GROUPS
         top_k, top_p, min_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row), tl.load(min_p_ptr + row)
-        found = _limit(tops, peak, mass, temperature, top_k, top_p, min_p, VOCAB, CHUNKS, CHUNKS_BLOCK, GROUPS, DIGITS)
+        found = _limit(tops, peak, mass, temperature, top_k, top_p, min_p, VOCAB, CHUNKS, CHUNKS_BLOCK, DIGITS)
         limit = found.to(tl.int32, bitcast=True)
     else:
         score = tl.load(scores_ptr + row * CHUNKS + chunk, mask=inside, other=float("-inf"))
@@ -172,7 +162,7 @@ def _has_filter(row, top_k_ptr, top_p_ptr, min_p_ptr, VOCAB: tl.constexpr):
 @jit
 def _limit(
     tops_row, peak, mass, temperature, top_k, top_p, min_p, VOCAB: tl.constexpr, CHUNKS: tl.constexpr,
-    CHUNKS_BLOCK: tl.constexpr, GROUPS: tl.constexpr, DIGITS: tl.constexpr,
+    CHUNKS_BLOCK: tl.constexpr, DIGITS: tl.constexpr,
 ):  # fmt: skip
     """A sort key that every token which survives the filters, or decides them, reaches."""
     lowest = peak + temperature * tl.log(min_p)

@@ -4,6 +4,8 @@ import triton.language as tl
 
 from stoker.kernels.launch import jit
 
+UNALIGNED = ["temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "seed_ptr", "position_ptr"]
+
 
 @jit
 def sort_key(logits):

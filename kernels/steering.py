@@ -1,7 +1,9 @@
-"""Penalties for tokens that were seen, and the tokens a grammar allows: one pass over the rows that ask for it."""
+"""For rows that ask: penalties for tokens that were seen, the tokens a grammar allows, and what makes log-probabilities
+of logits. One program goes through a whole row for those: their sum has one order, however many rows there are."""
 
 import torch
 import triton.language as tl
+from torch import Tensor
 
 from stoker.kernels import reference
 from stoker.kernels.launch import cdiv, jit
@@ -11,13 +13,13 @@ PROMPT = tl.constexpr(reference.SEEN_IN_PROMPT)
 
 
 def steer(
-    logits: torch.Tensor,
-    seen: torch.Tensor,
-    slots: torch.Tensor,
-    presence: torch.Tensor,
-    frequency: torch.Tensor,
-    repetition: torch.Tensor,
-    allowed: torch.Tensor | None,
+    logits: Tensor,
+    seen: Tensor,
+    slots: Tensor,
+    presence: Tensor,
+    frequency: Tensor,
+    repetition: Tensor,
+    allowed: Tensor | None,
 ) -> None:
     rows, vocab = logits.shape
     bits = seen if allowed is None else allowed
@@ -54,3 +56,22 @@ def _steer(
         keep = ((word >> (token % 32)) & 1 != 0) | (logits != logits) | (logits == float("inf"))
         logits = tl.where(keep, logits, float("-inf"))
     tl.store(place, logits, mask=inside)
+
+
+def log_total(logits: Tensor) -> Tensor:
+    out = torch.empty((len(logits), 1), dtype=torch.float32, device=logits.device)
+    _log_total[(len(logits),)](logits, out, logits.stride(0), logits.shape[1], 2 * BLOCK, num_warps=8)
+    return out
+
+
+@jit(do_not_specialize_on_alignment=["scores_ptr"])
+def _log_total(scores_ptr, total_ptr, stride, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.arange(0, BLOCK)
+    place = scores_ptr + tl.program_id(0).to(tl.int64) * stride + token
+    highest, total = tl.full([BLOCK], float("-inf"), tl.float32), tl.zeros([BLOCK], tl.float32)
+    for base in range(0, VOCAB, BLOCK):
+        highest = tl.maximum(highest, tl.load(place + base, mask=base + token < VOCAB, other=float("-inf")))
+    peak = tl.max(highest)
+    for base in range(0, VOCAB, BLOCK):
+        total += tl.exp(tl.load(place + base, mask=base + token < VOCAB, other=float("-inf")) - peak)
+    tl.store(total_ptr + tl.program_id(0), peak + tl.log(tl.sum(total)))

@@ -59,13 +59,10 @@ class Tuned(NamedTuple):
 UNTUNED = Tuned({}, ())
 
 
-def gemv_for(rows: int, width: int, depth: int, table: Tuned) -> Gemv | None:
-    """The blocks measured for the nearest shape of at least as many rows, or None for cuBLAS."""
-    return _nearest(rows, width, depth, table.gemv)
-
-
 @cache
-def _nearest(rows: int, width: int, depth: int, measured: tuple[Gemv, ...]) -> Gemv | None:
+def gemv_for(rows: int, width: int, depth: int, measured: tuple[Gemv, ...]) -> Gemv | None:
+    """The blocks measured for the nearest shape of at least as many rows, or None for cuBLAS."""
+
     def distance(entry: Gemv) -> float:
         return abs(math.log(entry.width / width)) + abs(math.log(entry.depth / depth))
 

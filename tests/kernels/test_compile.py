@@ -20,6 +20,7 @@ from stoker.kernels import (
     full_attention,
     gemv,
     lora,
+    matmul,
     norm,
     rope,
     sampling,
@@ -84,10 +85,11 @@ def local_bytes(compiled, folder: Path) -> int:
     return int(found[1]) + int(found[2])
 
 
-def attend(chosen: Plan, group: int = 4, dim: int = 128, window: int = 0):
+def attend(chosen: Plan, group: int = 4, dim: int = 128, window: int = 0, decode: bool | None = None):
+    is_decode = not chosen.peel if decode is None else decode
     constants = {
         "GROUP": group, "DIM": dim, "CACHE_BLOCK": 16, "BLOCK_M": chosen.block_m, "BLOCK_Q": chosen.block_m // group,
-        "BLOCK_N": chosen.block_n, "DECODE": not chosen.peel, "SPLIT": chosen.segments > 1, "LEAST": chosen.least,
+        "BLOCK_N": chosen.block_n, "DECODE": is_decode, "SPLIT": chosen.segments > 1, "LEAST": chosen.least,
         "PEEL": chosen.peel, "WINDOW": window,
         "PRECISION": "tf32",
     }  # fmt: skip
@@ -150,8 +152,8 @@ def test_adapters(kernel, constants, rows, rank, tmp_path):
 
 
 ELEMENTWISE = {
-    "rms_norm": (norm._rms_norm, {"WIDTH": 4096, "BLOCK": 4096}, 8),
-    "add_rms_norm": (norm._add_rms_norm, {"WIDTH": 4096, "BLOCK": 4096}, 8),
+    "rms_norm": (norm._rms_norm, {"WIDTH": 4096, "BLOCK": 4096, "ADD": False}, 8),
+    "add_rms_norm": (norm._rms_norm, {"WIDTH": 4096, "BLOCK": 4096, "ADD": True}, 8),
     "silu_mul": (activation._silu_mul, {"WIDTH": 14336, "BLOCK": 2048}, 4),
     "rope_store": (
         rope._rope_store,
@@ -168,8 +170,9 @@ ELEMENTWISE = {
         {"SEGMENTS": 32, "LEAST": 2, "BLOCK_N": 64, "WINDOW": 0, "DIM": 128},
         4,
     ),
-    "scan": (sampling._scan, {"VOCAB": 128256, "GROUPS": 32}, 4),
-    "collect": (filters._collect, {"VOCAB": 128256, "LIST": 512}, 4),
+    "scan": (sampling._scan, {"VOCAB": 128256}, 4),
+    "collect": (filters._collect, {"VOCAB": 128256}, 4),
+    "log_total": (steering._log_total, {"VOCAB": 128256, "BLOCK": 4096}, 8),
     "steer": (steering._steer, {"VOCAB": 128256, "MASKED": True, "BLOCK": 2048}, 4),
     "gemv": (gemv._gemv, {"DEPTH": 4096, "ROWS": 1, "BLOCK_N": 1, "BLOCK_K": 2048, "BIAS": False, "GATED": False}, 8),
     "gated gemv": (
@@ -191,12 +194,12 @@ def test_memory_bound_kernels_load_sixteen_bytes_at_a_time(kernel, constants, wa
 ROWWISE = {
     "settle": (
         sampling._settle,
-        {"VOCAB": 128256, "CHUNKS": 32, "CHUNKS_BLOCK": 32, "GROUPS": 32, "DIGITS": 8},
+        {"VOCAB": 128256, "CHUNKS": 32, "CHUNKS_BLOCK": 32, "DIGITS": 8},
         4,
     ),
     "draw": (
         filters._draw,
-        {"VOCAB": 128256, "CHUNKS": 32, "CHUNKS_BLOCK": 32, "LIST": 512, "TILE": 4096, "DIGITS": 8},
+        {"VOCAB": 128256, "CHUNKS": 32, "CHUNKS_BLOCK": 32, "TILE": 4096, "DIGITS": 8},
         16,
     ),
 }
@@ -205,3 +208,32 @@ ROWWISE = {
 @pytest.mark.parametrize(("kernel", "constants", "warps"), ROWWISE.values(), ids=ROWWISE)
 def test_rowwise_kernels_stay_in_registers(kernel, constants, warps, tmp_path):
     assert local_bytes(compile_for_hopper(kernel, constants, warps), tmp_path) <= SPILL_LIMIT
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("several", [False, True])
+def test_batch_invariant_products(several, dtype, tmp_path, monkeypatch):
+    for name in ("x", "weight", "bias", "out"):
+        monkeypatch.setitem(POINTERS, name, dtype)
+    tile = {"BLOCK_M": matmul.BLOCK_M, "BLOCK_N": matmul.BLOCK_N, "BLOCK_K": 64 if dtype == "bf16" else 32}
+    how = {
+        "GROUP": matmul.GROUP,
+        "SUMMED": several,
+        "BIAS": False,
+        "PRECISION": "tf32x3" if dtype == "fp32" else "tf32",
+    }
+    compiled = compile_for_hopper(matmul._product, {**tile, **how}, 8)
+    assert dtype == "fp32" or local_bytes(compiled, tmp_path) <= SPILL_LIMIT
+    assert compiled.metadata.shared <= SHARED_LIMIT // 2, "two programs share a processor"
+    assert "wgmma.mma_async" in compiled.asm["ptx"] and "cp.async" in compiled.asm["ptx"]
+
+
+@pytest.mark.parametrize("decode", [False, True])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_batch_invariant_attention(dim, decode, tmp_path):
+    tiles = tuning.read(Path(tuning.__file__).with_name("tuned_h200.json")).attention[dim]
+    chosen = plan(1, 0 if decode else 1, 8192, 32, 8, dim, 2, 132, tiles, invariant=True)
+    assert chosen == plan(8192, 4, 8192, 32, 8, dim, 2, 132, tiles, invariant=True)
+    compiled = attend(chosen, dim=dim, decode=decode)
+    assert local_bytes(compiled, tmp_path) <= SPILL_LIMIT
+    assert "wgmma.mma_async" in compiled.asm["ptx"]

@@ -44,14 +44,14 @@ def test_leading_dimensions_are_kept(interpreted):
 
 
 def test_the_nearest_measured_shape_decides():
-    assert gemv_for(1, 4096, 4096, TABLE) == TABLE.gemv[0]
-    assert gemv_for(1, 5120, 3584, TABLE) == TABLE.gemv[0]
-    assert gemv_for(1, 3584, 18944, TABLE) == TABLE.gemv[2]
-    assert gemv_for(1, 151936, 3584, TABLE) is None, "cuBLAS won there"
-    assert gemv_for(3, 4096, 14336, TABLE) == TABLE.gemv[3], "more rows than one take the next larger measurement"
+    assert gemv_for(1, 4096, 4096, TABLE.gemv) == TABLE.gemv[0]
+    assert gemv_for(1, 5120, 3584, TABLE.gemv) == TABLE.gemv[0]
+    assert gemv_for(1, 3584, 18944, TABLE.gemv) == TABLE.gemv[2]
+    assert gemv_for(1, 151936, 3584, TABLE.gemv) is None, "cuBLAS won there"
+    assert gemv_for(3, 4096, 14336, TABLE.gemv) == TABLE.gemv[3], "more rows than one take the next larger measurement"
 
 
 def test_everything_else_is_cublas():
-    assert gemv_for(5, 4096, 4096, TABLE) is None
-    assert gemv_for(1, 4096, 4095, TABLE) is None
-    assert gemv_for(1, 4096, 4096, UNTUNED) is None
+    assert gemv_for(5, 4096, 4096, TABLE.gemv) is None
+    assert gemv_for(1, 4096, 4095, TABLE.gemv) is None
+    assert gemv_for(1, 4096, 4096, UNTUNED.gemv) is None
