@@ -149,6 +149,7 @@ class App:
         adapters: Mapping[str, str] | None = None,
         adapter_slots: int = 8,
         adapter_rank: int = 16,
+        batch_invariant: bool = False,
         min_replicas: int = 0,
         max_replicas: int = 1,
         idle_timeout: float = 60.0,
@@ -159,9 +160,10 @@ class App:
         """A language model published with `stoker push`; `weights` is its store URL; `buffer_replicas` are kept to
         spare while there is work. `public_prefix`: a system prompt whose computation all tenants may share. `adapters`:
         LoRA adapters by name, also published with `stoker push`; callers ask for model "NAME:ADAPTER". They have at
-        most `adapter_rank`, and `adapter_slots` of them are on a device at once."""
-        lora = {"adapter_slots": adapter_slots, "adapter_rank": adapter_rank}
-        options = ModelOptions(dtype=dtype, max_model_len=max_model_len, max_seqs=max_seqs, **lora)  # type: ignore[arg-type]
+        most `adapter_rank`, and `adapter_slots` of them are on a device at once. `batch_invariant`: the same bits for
+        an answer whatever else a replica computes, more slowly."""
+        more = {"adapter_slots": adapter_slots, "adapter_rank": adapter_rank, "batch_invariant": batch_invariant}
+        options = ModelOptions(dtype=dtype, max_model_len=max_model_len, max_seqs=max_seqs, **more)  # type: ignore[arg-type]
         return self._add(
             FunctionSpec(
                 name=name,

@@ -73,7 +73,8 @@ class Scaling:
 class ModelOptions:
     """How an `llm` or `embed` function is served. `dtype` "auto" is bfloat16 on a GPU, float32 on a CPU. What the
     prompt cache has no room for on the device goes to `host_cache_bytes` of pinned host memory. Up to `adapter_slots`
-    adapters of at most `adapter_rank` are on the device at once."""
+    adapters of at most `adapter_rank` are on the device at once. With `batch_invariant`, an answer's tokens and
+    log-probabilities are the same bits whatever else the replica computes, at the price of speed."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     max_model_len: int = 0
@@ -82,6 +83,7 @@ class ModelOptions:
     host_cache_bytes: int = 0
     adapter_slots: int = 8
     adapter_rank: int = 16
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         require(0 <= self.host_cache_bytes <= 2**45, f"host_cache_bytes must be 0 or more, not {self.host_cache_bytes}")
@@ -89,6 +91,8 @@ class ModelOptions:
         require(0 <= self.max_model_len <= 10**7, f"max_model_len must be 0 to 10000000, not {self.max_model_len}")
         require(0 <= self.adapter_slots <= 256, f"adapter_slots must be 0 to 256, not {self.adapter_slots}")
         require(1 <= self.adapter_rank <= MAX_RANK, f"adapter_rank must be 1 to {MAX_RANK}, not {self.adapter_rank}")
+        invariant = self.batch_invariant
+        require(isinstance(invariant, bool), f"batch_invariant must be true or false, not {invariant!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +190,10 @@ class FunctionSpec:
         check_environment(self.env, self.secrets)
         check_webhook(self.webhook)
         check_adapters(self)
+        require(
+            self.kind == "llm" or not self.model.batch_invariant,
+            f"batch_invariant is for language models: leave it out for a function of kind {self.kind!r}",
+        )
 
     @property
     def engine_options(self) -> ModelOptions:

@@ -41,6 +41,7 @@ class Embedder:
     """Not thread-safe. `weights` are filled and of the options' dtype; `options` are resolved."""
 
     def __init__(self, config: BertConfig, options: EngineOptions, weights: BertWeights) -> None:
+        require(not options.batch_invariant, "batch_invariant is for language models: leave it out for a text encoder")
         self.config = config
         self.options = options
         self.computed_tokens = 0

@@ -96,7 +96,7 @@ class Engine:
             raise ValueError(f"request {request.id!r} is already here")
         validate(request, self.config.vocab_size, self.options.max_model_len)
         self._arrivals += 1
-        model = (self.revision.encode(), self.options.dtype.encode())
+        model = (self.revision.encode(), self.options.arithmetic.encode())
         adapter = request.adapter.revision.encode() if request.adapter else b""
         root, public = root_key(*model, request.cache_salt, adapter), root_key(*model, PUBLIC, adapter)
         sequence = Sequence.of(request, self._arrivals, root, self.config.eos_token_ids, public)

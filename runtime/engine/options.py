@@ -29,6 +29,9 @@ class EngineOptions:
 
     Room for `adapter_slots` LoRA adapters of up to `adapter_rank` is kept beside the weights (0: requests can't name
     any).
+
+    `batch_invariant`: a request's logits, and so its tokens and log-probabilities, are the same bits whatever runs
+    beside it and however its own steps are cut. Steps take longer; on a CPU every token is a step of its own.
     """
 
     device: Literal["cpu", "cuda"] = "cpu"
@@ -44,6 +47,7 @@ class EngineOptions:
     cuda_graphs: bool = True
     adapter_slots: int = 0
     adapter_rank: int = 16
+    batch_invariant: bool = False
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "EngineOptions":
@@ -79,6 +83,13 @@ class EngineOptions:
             f"max_model_len must be 2 to {config.max_position_embeddings} (the model's), not {resolved.max_model_len}",
         )
         return resolved
+
+    @property
+    def arithmetic(self) -> str:
+        """How keys and values are computed, where another way would not do. In `batch_invariant` steps they must be
+        the very bits that this device gives."""
+        name = torch.cuda.get_device_name() if self.device == "cuda" and self.batch_invariant else self.device
+        return f"{self.dtype}, batch-invariant, {name}" if self.batch_invariant else self.dtype
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -92,7 +92,7 @@ class Runner:
         self.may_capture = False
         # Kinds of steps that are to be run yet; None stands for steered rows.
         self._cold: list[Shape | None] = []
-        self._steering = Steering(config.vocab_size, options.device)
+        self._steering = Steering(config.vocab_size, options.device, options.batch_invariant)
         self._on_gpu = options.device == "cuda"
         self._results = [torch.zeros(options.max_seqs, dtype=torch.int64, pin_memory=self._on_gpu) for _ in range(2)]
 
@@ -206,13 +206,25 @@ class Runner:
     def _compute(self, bucket: Bucket) -> Computed:
         """A sampled token is -1 where a sequence's values aren't finite."""
         batch = self.table.batch(bucket)
+        with ops.batch_invariant(self._options.batch_invariant):
+            alone = self._options.batch_invariant and not self._on_gpu
+            computed = self._one_by_one(batch) if alone else self._sampled(batch, self._forward(batch))
+        self.table.keep(batch, computed.tokens)
+        return computed
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
         adapted = self._adapters.adapted(batch, self.table) if self._adapters else None
-        hidden = model.forward(self._config, self.weights, self.cos_sin, self.kv, batch, adapted)
+        return model.forward(self._config, self.weights, self.cos_sin, self.kv, batch, adapted)
+
+    def _sampled(self, batch: Batch, hidden: torch.Tensor) -> Computed:
         scores = model.logits(self.weights, hidden)
         params = (batch.temperature, batch.top_k, batch.top_p, batch.min_p, batch.seed, batch.position)
-        tokens = ops.sample(scores, *params)
-        self.table.keep(batch, tokens)
-        return Computed(tokens, scores)
+        return Computed(ops.sample(scores, *params), scores)
+
+    def _one_by_one(self, batch: Batch) -> Computed:
+        """In which order a CPU's libraries add depends on shapes alone, and here these are always the same."""
+        found = [self._sampled(own[-1], [self._forward(token) for token in own][-1]) for own in batch.singles()]
+        return Computed(*map(torch.cat, zip(*found, strict=True)))
 
     def _launched(self, work: Seq[Work], computed: Computed) -> Launched:
         launched = Launched(work, None, computed.tokens)

@@ -5,7 +5,9 @@ the host has seen it), the sampling parameters, and the numbers of its KV blocks
 greedy and owns null blocks only. Everything happens in the order of one stream.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -38,6 +40,17 @@ class Batch:
     min_p: torch.Tensor
     seed: torch.Tensor
     position: torch.Tensor
+
+    def singles(self) -> Iterator[list["Batch"]]:
+        """For each sequence, a decode step for every one of its tokens."""
+        for sequence, (start, stop) in enumerate(pairwise(self.query_start.tolist())):
+            yield [self._single(slice(sequence, sequence + 1), slice(at, at + 1)) for at in range(start, stop)]
+
+    def _single(self, sequence: slice, token: slice) -> "Batch":
+        places = dict.fromkeys(("ids", "positions", "slots"), token)
+        made = Batch(*(getattr(self, field.name)[places.get(field.name, sequence)] for field in fields(self)))
+        ends = torch.tensor([0, 1], dtype=torch.int32)
+        return replace(made, query_start=ends, last=ends[:1].long(), context_len=(made.positions + 1).int())
 
     @property
     def one_each(self) -> bool:

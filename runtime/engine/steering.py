@@ -14,7 +14,7 @@ import torch
 
 from stoker.kernels import ops
 from stoker.kernels.reference import SEEN_IN_PROMPT
-from stoker.runtime.engine.request import TokenLogprobs
+from stoker.runtime.engine.request import MAX_TOP_LOGPROBS, TokenLogprobs
 from stoker.runtime.engine.scheduler import Work
 from stoker.runtime.engine.sequence import Sequence
 
@@ -58,9 +58,10 @@ class Asked(NamedTuple):
 
 
 class Steering:
-    def __init__(self, vocab_size: int, device: str) -> None:
+    def __init__(self, vocab_size: int, device: str, batch_invariant: bool) -> None:
         self._vocab_size = vocab_size
         self._device = device
+        self._invariant = batch_invariant
         self._seen = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
         self._slots: dict[Sequence, int] = {}
         self._free: list[int] = []
@@ -88,7 +89,7 @@ class Steering:
         slots = self._steer(asked, scores, grammars)
         temperature, top_p, min_p = self._floats(asked, "temperature", "top_p", "min_p")
         [top_k] = self._upload(np.array([[a.sequence.params.top_k for a in asked]], np.int32))
-        chosen = ops.sample(scores, temperature, top_k, top_p, min_p, seed, position)
+        chosen = self._draw(scores, temperature, top_k, top_p, min_p, seed, position)
         tokens.index_copy_(0, index, chosen)
         last.index_copy_(0, rows, chosen)
         self._count(slots, chosen)
@@ -107,6 +108,13 @@ class Steering:
         for allowed in (None, words):
             ops.steer(scores, words, slots, one, one, one, allowed)
         ops.sample(scores, one, top_k, one, one * 0, seeds, seeds)
+        ops.log_total(scores)
+
+    def _draw(self, *columns: torch.Tensor) -> torch.Tensor:
+        """Plain torch may round the same number differently at another place of a tensor."""
+        if self._invariant and self._device == "cpu":
+            return torch.cat([ops.sample(*row) for row in zip(*(column.split(1) for column in columns), strict=True)])
+        return ops.sample(*columns)
 
     def _follow(self, work: Seq[Work]) -> tuple[list[Asked], dict[int, str]]:
         """The rows to go through, and those whose grammar can't go on."""
@@ -187,11 +195,13 @@ class Steering:
             self._seen.view(-1).index_add_(0, cells, torch.ones_like(cells, dtype=torch.int32))
 
     def _logprobs(self, raw: torch.Tensor, chosen: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of the model's own distribution: before temperature, penalties and grammar."""
-        total = raw.logsumexp(-1, keepdim=True)
-        values, ids = raw.topk(most, -1) if most else (raw[:, :0], chosen[:, None][:, :0])
+        """Of the model's own distribution: before temperature, penalties and grammar. Which of equal logits comes first
+        depends on how many rows there are, and how many tokens are wanted."""
+        rows, count = (1, min(MAX_TOP_LOGPROBS, self._vocab_size)) if self._invariant and most else (len(raw), most)
+        found = [part.topk(count, -1) for part in raw.split(rows)]
+        values, ids = (torch.cat(column)[:, :most] for column in zip(*found, strict=True))
         own = raw.gather(1, chosen.clamp(min=0)[:, None])
-        return self._download(torch.cat((own, values), 1) - total), self._download(ids)
+        return self._download(torch.cat((own, values), 1) - ops.log_total(raw)), self._download(ids)
 
     def _floats(self, asked: Seq[Asked], *names: str) -> torch.Tensor:
         return self._upload(np.array([[getattr(a.sequence.params, name) for a in asked] for name in names], np.float32))

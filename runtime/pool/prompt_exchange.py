@@ -144,7 +144,7 @@ def computed(engine: Engine) -> dict[str, Any]:
     return {
         "revision": engine.revision,
         "device": engine.options.device,
-        "dtype": engine.options.dtype,
+        "dtype": engine.options.arithmetic,
         "shape": shape,
         "block_bytes": engine.kv.block_bytes,
         "block_tokens": BLOCK_TOKENS,

@@ -114,9 +114,9 @@ class LlmReplica(Replica):
         self._prompts.begin(self._copy.name, self.timeline, feed)
         with self.timeline.phase("documents"):
             documents = await reading
-        self._kernels = kernels = EngineKernels(
-            self.host.kernels(self._device), manifest.revision, self._engine.kernels
-        )
+        # That mode has kernels of its own: an artifact without them would leave them to the first request.
+        name = manifest.revision + "-batch-invariant" * self.spec.model.batch_invariant
+        self._kernels = kernels = EngineKernels(self.host.kernels(self._device), name, self._engine.kernels)
         tokenizer = asyncio.to_thread(Tokenizer.from_str, documents["tokenizer.json"].decode())
         self._reading_tokenizer = asyncio.create_task(tokenizer)
         self.timeline.extend((await self._begun())["phases"])

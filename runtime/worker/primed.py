@@ -2,10 +2,10 @@
 find them compiled, as far as that needs no device."""
 
 from stoker.coldstart import device_check, xxh3
-from stoker.kernels import device, launch
+from stoker.kernels import device, invariant, launch
 from stoker.runtime.engine import prepare
 
-__all__ = ["device", "device_check", "prepare"]
+__all__ = ["device", "device_check", "invariant", "prepare"]
 
 launch.prime()
 xxh3.prime()

@@ -130,6 +130,16 @@ def test_an_app_names_a_models_adapters() -> None:
     assert (spec.adapters, spec.model.adapter_slots, spec.model.adapter_rank) == (adapters, 3, 32)
 
 
+def test_an_app_asks_for_batch_invariance_of_language_models_alone() -> None:
+    spec = App("shop").llm("chat", weights="s3://a/b", batch_invariant=True)
+    assert FunctionSpec.from_dict(spec.to_dict()).engine_options.batch_invariant
+    assert not App("shop").llm("chat", weights="s3://a/b").model.batch_invariant
+    with pytest.raises(InvalidSpec, match="batch_invariant is for language models: leave it out .* 'embed'"):
+        FunctionSpec(name="e", kind="embed", weights="s3://a/b", model=ModelOptions(batch_invariant=True))
+    with pytest.raises(InvalidSpec, match="batch_invariant must be true or false, not 'yes'"):
+        ModelOptions(batch_invariant="yes")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("values", [{"adapter_rank": 65}, {"adapter_rank": 0}, {"adapter_slots": 257}])
 def test_room_for_adapters_is_bounded(values: dict[str, int]) -> None:
     with pytest.raises(InvalidSpec, match=next(iter(values))):
