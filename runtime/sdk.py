@@ -159,9 +159,8 @@ class App:
     ) -> FunctionSpec:
         """A language model published with `stoker push`; `weights` is its store URL; `buffer_replicas` are kept to
         spare while there is work. `public_prefix`: a system prompt whose computation all tenants may share. `adapters`:
-        LoRA adapters by name, also published with `stoker push`; callers ask for model "NAME:ADAPTER". They have at
-        most `adapter_rank`, and `adapter_slots` of them are on a device at once. `batch_invariant`: the same bits for
-        an answer whatever else a replica computes, more slowly."""
+        LoRA adapters by name, also published with `stoker push`, of at most `adapter_rank`, `adapter_slots` of them on
+        a device at once; callers ask for "NAME:ADAPTER". `batch_invariant`: slower; no bit depends on other calls."""
         more = {"adapter_slots": adapter_slots, "adapter_rank": adapter_rank, "batch_invariant": batch_invariant}
         options = ModelOptions(dtype=dtype, max_model_len=max_model_len, max_seqs=max_seqs, **more)  # type: ignore[arg-type]
         return self._add(

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 TOKEN_BUDGET = {"cpu": 512, "cuda": 8192}
+AUTO: dict[str, Literal["on", "off"]] = {"cpu": "off", "cuda": "on"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -21,14 +22,11 @@ class Bounded(Protocol):
 class EngineOptions:
     """`num_blocks` (usable KV blocks) or `kv_bytes` size the KV cache; both 0: from free memory. `token_budget` bounds
     the tokens of one step, `max_seqs` the sequences in it. 0 for `max_model_len` is the model's own maximum.
-
-    `host_cache_bytes` of pinned host memory keep what the prefix cache on the device has no room for (0: none).
+    `host_cache_bytes` of pinned host memory keep what the prefix cache on the device has no room for (0: none). Room
+    for `adapter_slots` LoRA adapters of up to `adapter_rank` is kept beside the weights (0: requests can't name any).
 
     `async_scheduling` plans and starts a step before the tokens of the one before are known; "auto" does so where the
     device computes by itself (a GPU): on a CPU nothing would overlap. `cuda_graphs` replays whole steps there.
-
-    Room for `adapter_slots` LoRA adapters of up to `adapter_rank` is kept beside the weights (0: requests can't name
-    any).
 
     `batch_invariant`: a request's logits, and so its tokens and log-probabilities, are the same bits whatever runs
     beside it and however its own steps are cut. Steps take longer; on a CPU every token is a step of its own.
@@ -65,7 +63,7 @@ class EngineOptions:
             dtype=("bfloat16" if self.device == "cuda" else "float32") if self.dtype == "auto" else self.dtype,
             token_budget=self.token_budget or max(TOKEN_BUDGET[self.device], self.max_seqs),
             max_model_len=self.max_model_len or config.max_position_embeddings,
-            async_scheduling=self.async_scheduling if self.async_scheduling != "auto" else on(self.device == "cuda"),
+            async_scheduling=AUTO[self.device] if self.async_scheduling == "auto" else self.async_scheduling,
             cuda_graphs=self.cuda_graphs and self.device == "cuda",
         )
         check(
@@ -86,18 +84,13 @@ class EngineOptions:
 
     @property
     def arithmetic(self) -> str:
-        """How keys and values are computed, where another way would not do. In `batch_invariant` steps they must be
-        the very bits that this device gives."""
+        """How keys and values are computed: in `batch_invariant` steps, to the very bits that this device gives."""
         name = torch.cuda.get_device_name() if self.device == "cuda" and self.batch_invariant else self.device
         return f"{self.dtype}, batch-invariant, {name}" if self.batch_invariant else self.dtype
 
     @property
     def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype]
-
-
-def on(condition: bool) -> Literal["on", "off"]:
-    return "on" if condition else "off"
 
 
 def check(condition: bool, message: str) -> None:

@@ -83,12 +83,8 @@ def require_one_sequence(options: EngineOptions, blocks: int, size: int) -> None
 
 
 def free_bytes(device: str) -> int:
-    if device == "cpu":
-        return psutil.virtual_memory().available
-    return torch.cuda.mem_get_info()[0]
+    return psutil.virtual_memory().available if device == "cpu" else torch.cuda.mem_get_info()[0]
 
 
 def total_bytes(device: str) -> int:
-    if device == "cpu":
-        return psutil.virtual_memory().total
-    return torch.cuda.mem_get_info()[1]
+    return psutil.virtual_memory().total if device == "cpu" else torch.cuda.mem_get_info()[1]
