@@ -1,7 +1,7 @@
 """Which blocks of the prompt cache are worth keeping while a model sleeps. Pure."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -55,3 +55,11 @@ def parents(rows: Iterable[Candidate]) -> list[int]:
         found.append(places[row.parent])
         places[row.key] = place
     return found
+
+
+def longest(parents: Sequence[int]) -> int:
+    """Blocks of the longest chain."""
+    lengths: list[int] = []
+    for parent in parents:
+        lengths.append(1 + (lengths[parent] if parent >= 0 else 0))
+    return max(lengths, default=0)

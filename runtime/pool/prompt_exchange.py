@@ -19,7 +19,7 @@ from stoker.runtime.engine.engine import Engine
 from stoker.runtime.engine.kv_tier import Kept
 from stoker.runtime.engine.prefix import BLOCK_TOKENS
 from stoker.runtime.engine.sequence import blocks_for
-from stoker.runtime.pool.prompt_choice import Candidate, hottest, is_cheaper, parents
+from stoker.runtime.pool.prompt_choice import Candidate, hottest, is_cheaper, longest, parents
 from stoker.runtime.pool.prompt_file import PromptsUnusable, Row, pack_head, read_head, same
 from stoker.runtime.wire import Frame
 
@@ -86,8 +86,10 @@ class PromptExchange:
         if known or not is_cheaper(len(chosen) * size, frame["bytes_s"], tokens, engine.pace.token_s):
             self._tell(model, frame["path"], 0)
             return
-        rows = [Row(c.key, parent, c.uses, c.tokens) for c, parent in zip(chosen, parents(chosen), strict=True)]
-        head = pack_head(frame["made_for"], computed(engine), rows)
+        places = parents(chosen)
+        rows = [Row(c.key, parent, c.uses, c.tokens) for c, parent in zip(chosen, places, strict=True)]
+        worth_s = longest(places) * BLOCK_TOKENS * engine.pace.token_s
+        head = pack_head(frame["made_for"], computed(engine), rows, worth_s)
         sources = [memory(engine, candidate.on_host)[candidate.place] for candidate in chosen]
         held = [engine.pool.entries[candidate.key] for candidate in chosen if not candidate.on_host]
         engine.pool.take(held)

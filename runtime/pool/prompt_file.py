@@ -7,7 +7,9 @@ fails it, and is never read further.
 
 import hashlib
 import hmac
+import math
 import os
+import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +18,9 @@ import msgpack
 
 MAGIC = b"stoker prompts 1\n"
 """Changes with how a block's bytes lie."""
-LENGTH_BYTES = 8
+LENGTHS = struct.Struct("<dQ")
+"""How many seconds it takes to compute the longest prompt in it, and how many bytes of the head follow."""
+BEGIN_BYTES = len(MAGIC) + LENGTHS.size
 SEAL_BYTES = 32
 PIECE = 4 << 20
 TOKEN_BYTES = 4
@@ -49,20 +53,30 @@ class Head(NamedTuple):
         return self.start + len(self.rows) * self.computed["block_bytes"]
 
 
-def pack_head(made_for: Mapping[str, Any], computed: Mapping[str, Any], rows: Sequence[Row]) -> bytes:
+def pack_head(
+    made_for: Mapping[str, Any], computed: Mapping[str, Any], rows: Sequence[Row], worth_s: float = 0.0
+) -> bytes:
     body: Any = msgpack.packb([made_for, computed, [list(row) for row in rows]])
-    return MAGIC + len(body).to_bytes(LENGTH_BYTES, "little") + body
+    return MAGIC + LENGTHS.pack(worth_s, len(body)) + body
+
+
+def seconds_worth(begin: bytes | bytearray) -> float:
+    """From a file's first BEGIN_BYTES, whose seal is not looked at: how long to wait for the rest is worth while."""
+    if not begin.startswith(MAGIC):
+        return 0.0
+    seconds, _ = LENGTHS.unpack(begin[len(MAGIC) :])
+    return seconds if 0 <= seconds < math.inf else 0.0
 
 
 def read_head(path: Path) -> Head:
     """Of a sealed file, whose seal is not looked at. Raises PromptsUnusable or OSError."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        begin = file.read(len(MAGIC) + LENGTH_BYTES)
-        start = len(begin) + int.from_bytes(begin[len(MAGIC) :], "little")
-        if not begin.startswith(MAGIC) or start > size:
+        begin = file.read(BEGIN_BYTES)
+        if not begin.startswith(MAGIC) or len(begin) < BEGIN_BYTES:
             raise PromptsUnusable("it isn't in this form, or cut short")
-        body = file.read(start - len(begin))
+        start = BEGIN_BYTES + LENGTHS.unpack(begin[len(MAGIC) :])[1]
+        body = file.read(start - BEGIN_BYTES) if start <= size else b""
     try:
         made_for, computed, rows = msgpack.unpackb(body, strict_map_key=False)
         return checked(Head(made_for, computed, [Row(*row) for row in rows], start), size)

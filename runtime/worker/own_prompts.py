@@ -2,6 +2,7 @@
 goes to sleep, and is in its cache again when it wakes. Nothing here fails a start or a request."""
 
 import asyncio
+import contextlib
 import logging
 import threading
 from pathlib import Path
@@ -21,8 +22,10 @@ from stoker.runtime.worker.weights_feed import WeightsFeed
 
 EXPORT_S = 1.0
 """So much longer a replica may take to fall asleep, and as much again until the store has what it leaves there."""
-HOLD_S = 0.5
-"""So long the first requests wait for what is on its way: by what was measured, to compute it would take longer."""
+MOST_HOLD_S = 10.0
+"""The first requests wait for what is on its way as long as it would take to compute it, and never longer than this."""
+FIND_S = 0.1
+"""And so long until it is known whether there is anything."""
 LOOK_S = 0.02
 FAILURES = (ColdStartError, PromptsUnusable, RedisError, EngineDied, OSError, InvalidSpec)
 
@@ -45,7 +48,8 @@ class OwnPrompts:
         self._feed: WeightsFeed | None = None
         self._stop = threading.Event()
         self._restoring: asyncio.Task[None] | None = None
-        self._under_way = False
+        self._looked = asyncio.Event()
+        self._hold_s = 0.0
         self._answers: dict[str, asyncio.Future[Frame]] = {}
 
     def begin(self, name: str, timeline: Timeline, feed: WeightsFeed | None = None) -> None:
@@ -56,9 +60,14 @@ class OwnPrompts:
             self._restoring = asyncio.create_task(self._restore(name, timeline))
 
     async def settle(self) -> None:
-        """Waits a moment for what is on its way, if a moment is likely to be enough."""
-        if self._under_way and self._restoring:
-            await asyncio.wait({self._restoring}, timeout=HOLD_S)
+        """Waits for what is on its way, as long as that is worth while."""
+        if self._restoring is None or (self._feed and not self._feed.is_under_way):
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIND_S):
+                await self._looked.wait()
+        if self._hold_s:
+            await asyncio.wait({self._restoring}, timeout=self._hold_s)
 
     def told(self, frame: Frame) -> None:
         """The engine's answer."""
@@ -103,7 +112,10 @@ class OwnPrompts:
             while self._feed and not self._feed.is_under_way:
                 await asyncio.sleep(LOOK_S)
             if found := await asyncio.to_thread(store.find, self._spec.name):
-                self._under_way = not store.bytes_s or found.size / store.bytes_s < HOLD_S
+                # What a slow store has would come too late for them.
+                if not store.bytes_s or found.size / store.bytes_s < found.worth_s:
+                    self._hold_s = min(found.worth_s, MOST_HOLD_S)
+                self._looked.set()
                 path = await asyncio.to_thread(store.scratch)
                 with timeline.phase("fetch prompts", bytes=found.size):
                     await asyncio.to_thread(store.fetch, found, self._made_for, path, self._stop)
@@ -115,6 +127,7 @@ class OwnPrompts:
         except FAILURES as error:
             log.warning("kept prompts of %s are not used: %s", self._spec.name, error)
         finally:
+            self._looked.set()
             if path:
                 path.unlink(missing_ok=True)
 

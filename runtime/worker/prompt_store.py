@@ -10,11 +10,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoker.coldstart.failures import ObjectMissing
-from stoker.coldstart.store import ObjectInfo, ObjectStore, ReadWatch
-from stoker.runtime.pool.prompt_file import PromptsUnusable, check_seal, read_head, same, seal
+from stoker.coldstart.store import ObjectStore, ReadWatch
+from stoker.runtime.pool.prompt_file import (
+    BEGIN_BYTES,
+    PromptsUnusable,
+    check_seal,
+    read_head,
+    same,
+    seal,
+    seconds_worth,
+)
 from stoker.runtime.stored_prompts import object_key
 from stoker.runtime.worker.kernel_store import empty_folder
 
@@ -25,6 +33,15 @@ HEAD_SHARE = 4
 TELLING = 1 << 20
 """From so many bytes on, the time of a fetch tells how fast the store is, rather than how far away."""
 RECENT = 0.3
+
+
+class Found(NamedTuple):
+    """An object, and for how many seconds waiting for it is worth while."""
+
+    key: str
+    size: int
+    etag: str
+    worth_s: float
 
 
 @dataclass
@@ -56,13 +73,17 @@ class PromptStore:
         finally:
             path.unlink(missing_ok=True)
 
-    def find(self, function: str) -> ObjectInfo | None:
+    def find(self, function: str) -> Found | None:
+        """Raises ColdStartError."""
+        begin = bytearray(BEGIN_BYTES)
         try:
-            return self.store.stat(object_key(function))
+            info = self.store.stat(object_key(function))
+            self.store.read_range(info.key, 0, memoryview(begin), info.etag)
         except ObjectMissing:
             return None
+        return Found(*info, seconds_worth(begin))
 
-    def fetch(self, found: ObjectInfo, made_for: Mapping[str, Any], path: Path, stop: Event) -> None:
+    def fetch(self, found: Found, made_for: Mapping[str, Any], path: Path, stop: Event) -> None:
         """Into a new file, which is whole and made for that. Raises ColdStartError, OSError or PromptsUnusable."""
         if not 0 < found.size <= HEAD_SHARE * self.most_bytes:
             raise PromptsUnusable(f"it has {found.size} bytes, where {self.most_bytes} bytes of blocks are kept")
@@ -80,7 +101,7 @@ class PromptStore:
             rate = size / seconds
             self.bytes_s += RECENT * (rate - self.bytes_s) if self.bytes_s else rate
 
-    def _read(self, found: ObjectInfo, data: memoryview, stop: Event) -> None:
+    def _read(self, found: Found, data: memoryview, stop: Event) -> None:
         """Nothing is written to `data` any more after this."""
 
         def read(offset: int) -> None:

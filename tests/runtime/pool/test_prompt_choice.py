@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from stoker.runtime.pool.prompt_choice import Candidate, hottest, is_cheaper, parents
+from stoker.runtime.pool.prompt_choice import Candidate, hottest, is_cheaper, longest, parents
 
 
 def forest(*chains: tuple[str, list[int]]) -> dict[bytes, Candidate]:
@@ -44,6 +44,11 @@ def test_any_choice_is_whole_chains_from_their_heads() -> None:
             assert parent == -1 or chosen[parent].key == candidate.parent
         left = [candidate.uses for key, candidate in found.items() if key not in {c.key for c in chosen}]
         assert not left or not chosen or max(left) <= min(candidate.uses for candidate in chosen)
+
+
+def test_the_longest_chain_counts_its_branches_apart() -> None:
+    assert longest([]) == 0
+    assert longest([-1, 0, 1, 0, -1]) == 3
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,22 @@
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stoker.runtime.pool.prompt_file import PromptsUnusable, Row, check_seal, pack_head, read_head, same, seal
+from stoker.runtime.pool.prompt_file import (
+    BEGIN_BYTES,
+    LENGTHS,
+    MAGIC,
+    PromptsUnusable,
+    Row,
+    check_seal,
+    pack_head,
+    read_head,
+    same,
+    seal,
+    seconds_worth,
+)
 
 KEY = b"k" * 32
 COMPUTED = {"block_bytes": 100, "block_tokens": 2, "revision": "r"}
@@ -59,6 +72,13 @@ def test_another_deployments_file_is_not_taken(tmp_path: Path) -> None:
 def test_a_head_that_makes_no_sense_is_refused_in_words(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(PromptsUnusable, match=message):
         read_head(written(tmp_path / "file", **changes))
+
+
+def test_what_waiting_is_worth_stands_at_the_beginning() -> None:
+    assert seconds_worth(pack_head({}, COMPUTED, ROWS, 1.5)[:BEGIN_BYTES]) == 1.5
+    assert seconds_worth(b"x" * BEGIN_BYTES) == 0
+    for nonsense in (-1.0, math.nan, math.inf):
+        assert seconds_worth(MAGIC + LENGTHS.pack(nonsense, 0)) == 0
 
 
 @pytest.mark.parametrize("content", [b"", b"stoker", b"x" * 500, b"stoker prompts 1\n" + b"\xff" * 8, bytes(100)])

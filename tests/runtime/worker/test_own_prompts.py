@@ -25,6 +25,7 @@ from stoker.runtime.worker.prompt_store import PromptStore
 
 SPEC = FunctionSpec("chat", "llm", born="1", weights="file:///m")
 COMPUTED = {"block_bytes": 100, "block_tokens": 2}
+WORTH_S = 0.2
 
 
 @dataclass
@@ -53,7 +54,9 @@ class Engine:
             return
         if frame["t"] == "export prompts":
             rows = [Row(bytes([n]) * 32, n - 1, 1, b"12345678") for n in range(self.blocks)]
-            Path(frame["path"]).write_bytes(pack_head(frame["made_for"], COMPUTED, rows) + bytes(100 * self.blocks))
+            Path(frame["path"]).write_bytes(
+                pack_head(frame["made_for"], COMPUTED, rows, WORTH_S) + bytes(100 * self.blocks)
+            )
         else:
             assert Path(frame["path"]).exists()
         assert self.owner
@@ -202,21 +205,28 @@ async def test_the_rate_of_the_weights_stands_for_the_stores_until_that_is_known
     assert [frame["bytes_s"] for frame in world.engine.asked] == [5e9, 1e9]
 
 
-async def test_first_requests_wait_a_moment_for_what_is_on_its_way_and_no_longer(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(own_prompts, "HOLD_S", 0.2)
+async def test_first_requests_wait_as_long_as_computing_would_take_and_no_longer(world: World) -> None:
     await world.life()
     own = world.replica(is_ready=False)
     own.begin("m", Timeline())
-    await until(lambda: own._under_way)
+    await until(lambda: own._hold_s > 0)
     began = time.monotonic()
     await own.settle()
     assert 0.15 < time.monotonic() - began < 5
     own._accepting.set_result(None)
-    monkeypatch.setattr(own_prompts, "HOLD_S", 60.0)
+    own._hold_s = 60.0
     await own.settle()
     assert world.kinds[-1] == "import prompts"
+
+
+async def test_they_never_wait_for_long(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_prompts, "MOST_HOLD_S", 0.01)
+    await world.life()
+    own = world.replica(is_ready=False)
+    own.begin("m", Timeline())
+    await until(lambda: own._hold_s > 0)
+    assert own._hold_s == 0.01
+    await own.close()
 
 
 async def test_they_do_not_wait_for_a_store_that_is_known_to_be_slow(world: World) -> None:
@@ -224,10 +234,9 @@ async def test_they_do_not_wait_for_a_store_that_is_known_to_be_slow(world: Worl
     world.store.bytes_s = 10.0
     own = world.replica(is_ready=False)
     own.begin("m", Timeline())
-    await asyncio.sleep(0.2)
-    began = time.monotonic()
+    await until(lambda: any(path.is_file() for path in world.store.folder.glob("*")))
+    assert own._hold_s == 0
     await own.settle()
-    assert time.monotonic() - began < 0.3
     await own.close()
 
 
@@ -272,7 +281,7 @@ async def test_a_replica_that_stops_while_it_wakes_leaves_nothing_behind(world: 
     await world.life()
     own = world.replica(is_ready=False)
     own.begin("m", Timeline())
-    await until(lambda: own._under_way)
+    await until(lambda: own._hold_s > 0)
     assert await own.export(False) is None
     assert own._restoring is not None and own._restoring.done()
     assert list(world.store.folder.iterdir()) == []

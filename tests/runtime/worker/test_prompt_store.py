@@ -35,12 +35,14 @@ def host(shared: ObjectStore, tmp_path: Path, name: str = "a", key: bytes = KEY,
     return PromptStore(shared, tmp_path / name, key, most)
 
 
-def blocks(store: PromptStore, count: int = 2, made_for: dict[str, Any] = MADE_FOR, size: int = 1000) -> Path:
+def blocks(
+    store: PromptStore, count: int = 2, made_for: dict[str, Any] = MADE_FOR, size: int = 1000, worth_s: float = 0.0
+) -> Path:
     """A file as an engine writes it."""
     path = store.scratch()
     rows = [Row(bytes([place]) * 32, place - 1, 1, b"12345678") for place in range(count)]
     content = os.urandom(size) * count
-    path.write_bytes(pack_head(made_for, {**COMPUTED, "block_bytes": size}, rows) + content)
+    path.write_bytes(pack_head(made_for, {**COMPUTED, "block_bytes": size}, rows, worth_s) + content)
     return path
 
 
@@ -55,9 +57,11 @@ def test_one_host_keeps_what_another_fetches(shared: ObjectStore, tmp_path: Path
     """Of several parts, in their order; and the engine's file is gone."""
     one, two = host(shared, tmp_path), host(shared, tmp_path, "b")
     assert two.find("chat") is None
-    path = blocks(one, 3, size=PART - 5)
+    path = blocks(one, 3, size=PART - 5, worth_s=1.5)
     written = path.read_bytes()
     assert one.keep("chat", path) == len(written) + 32 and not path.exists()
+    found = two.find("chat")
+    assert found and (found.size, found.worth_s) == (len(written) + 32, 1.5)
     assert fetch(two)[:-32] == written
     assert two.bytes_s > 0 == one.bytes_s
 
@@ -87,16 +91,13 @@ def test_a_flipped_bit_is_noticed(tmp_path: Path, place: int) -> None:
         fetch(store)
 
 
-@pytest.mark.parametrize("length", [1, 31, 32, 40, -1, -32, -1000])
+@pytest.mark.parametrize("length", [0, 1, 31, 32, 40, -1, -32, -1000])
 def test_one_that_was_cut_short_is_noticed(tmp_path: Path, length: int) -> None:
     shared = open_store((tmp_path / "store").as_uri())
     store = host(shared, tmp_path)
     store.keep("chat", blocks(store))
     shared.write(object_key("chat"), shared.read(object_key("chat"))[:length])
-    with pytest.raises(PromptsUnusable, match="cut short"):
-        fetch(store)
-    shared.write(object_key("chat"), b"")
-    with pytest.raises(PromptsUnusable, match="0 bytes"):
+    with pytest.raises((PromptsUnusable, ObjectTruncated), match="cut short|ends at"):
         fetch(store)
 
 
