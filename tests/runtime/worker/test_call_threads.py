@@ -6,7 +6,7 @@ import pytest
 
 from stoker.runtime.worker.call_threads import CallThreads
 
-PATIENCE_S = 10
+PATIENCE_S = 30
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ async def holding(host: Host) -> tuple[Watched, str]:
     replica, job_id = Watched(host), new_job_id("f")
     await enqueue(host, job_id, b"p")
     replica.start()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(45):
         while not replica.held:
             await asyncio.sleep(0.005)
     return replica, job_id
@@ -35,7 +35,7 @@ async def test_what_runs_is_finished_before_the_replica_unloads(host: Host) -> N
     await asyncio.sleep(0.1)
     assert replica.state == "draining" and not stopping.done() and replica.held_at_the_end is None
     replica.complete(replica.held[job_id], {"value": 1}, {})
-    await asyncio.wait_for(stopping, 20)
+    await asyncio.wait_for(stopping, 45)
     assert replica.state == "gone" and replica.held_at_the_end == []
     assert await state_of(host, job_id) is JobState.SUCCEEDED
 
@@ -46,7 +46,7 @@ async def test_a_second_stop_shortens_the_grace_and_never_lengthens_it(host: Hos
     await asyncio.sleep(0.05)
     hasty = asyncio.create_task(replica.stop(0.0))
     late = asyncio.create_task(replica.stop(1000))
-    await asyncio.wait_for(asyncio.gather(patient, hasty, late), 20)
+    await asyncio.wait_for(asyncio.gather(patient, hasty, late), 45)
     assert replica.state == "gone" and replica.held_at_the_end == []
     record = await host.broker.job(job_id)
     assert record is not None and not record.state.terminal and record.attempt == 0

@@ -105,7 +105,7 @@ async def started(worker: Host, spec: FunctionSpec = SPEC) -> FunctionReplica:
 
 
 async def until_it_takes_no_more(replica: FunctionReplica) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(45):
         while not replica._stopping.is_set():
             await asyncio.sleep(0.005)
 
@@ -125,7 +125,7 @@ async def job_of(worker: Host, job_id: str) -> Job:
 
 async def claimed_by_another(worker: Host) -> tuple[str, int]:
     """The job and its attempt."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(45):
         while not (claims := await worker.broker.claim("f", "other", 1)):
             await asyncio.sleep(0.01)
     return claims[0].job_id, claims[0].attempt
@@ -152,7 +152,7 @@ async def test_no_job_goes_to_a_process_that_is_coming_to_its_end(
     assert await claimed_by_another(worker) == (later, 1)
     assert list(replica.held) == [ended] and replica.state == "ready"
     kernel.end(replica)
-    await asyncio.wait_for(replica.stop(math.inf), 20)
+    await asyncio.wait_for(replica.stop(math.inf), 45)
     job = await job_of(worker, ended)
     assert job.state.terminal and job.attempt == 1 and job.error is not None
     error = unpack(job.error)
@@ -164,13 +164,13 @@ async def test_what_waits_for_a_batch_goes_back_unharmed_when_the_process_ends(w
     spec = replace(SPEC, entry="ending:batched", concurrency=1, batch=Batch(max_size=2, max_wait_ms=600_000))
     replica = await started(worker, spec)
     waits = await enqueue(worker, "waits")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(45):
         while waits not in replica.held:
             await asyncio.sleep(0.005)
     assert replica._process is not None
     os.kill(replica._process.pid, signal.SIGKILL)
     assert await claimed_by_another(worker) == (waits, 1)
-    await asyncio.wait_for(replica.stop(math.inf), 20)
+    await asyncio.wait_for(replica.stop(math.inf), 45)
     assert replica.state == "failed" and replica.held == {}
 
 
@@ -186,7 +186,7 @@ async def test_what_is_handed_over_at_the_last_moment_is_not_sent(
     replica._send_batch(await replica.take(await worker.broker.claim("f", worker.worker, 1)))
     assert await claimed_by_another(worker) == (late, 1)
     kernel.end(replica)
-    await asyncio.wait_for(replica.stop(math.inf), 20)
+    await asyncio.wait_for(replica.stop(math.inf), 45)
 
 
 def test_results_that_came_at_once_are_one_frame_and_keep_their_place() -> None:

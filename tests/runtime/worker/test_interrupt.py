@@ -11,7 +11,7 @@ import pytest
 from stoker.runtime.worker.interrupt import Interrupt, Interrupted, Interrupts
 from stoker.runtime.worker.user_code import UserCode
 
-PATIENCE_S = 10
+PATIENCE_S = 30
 
 
 class Running:

@@ -43,7 +43,7 @@ def park(place: Parking, name: str, link: Link, size: int = 40) -> Parked | None
 
 
 async def gone(link: Link, uses: int = 0) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while link.uses != uses:
             await asyncio.sleep(0)
 

@@ -80,7 +80,7 @@ async def job_of(worker: Host, job_id: str) -> Job:
 
 
 async def ended(worker: Host, job_id: str) -> Job:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(45):
         while not (job := await job_of(worker, job_id)).state.terminal:
             await asyncio.sleep(0.01)
     return job
@@ -88,7 +88,7 @@ async def ended(worker: Host, job_id: str) -> Job:
 
 async def kept(replica: FunctionReplica, *job_ids: str) -> None:
     """And readers are told so."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(45):
         while not replica.aside.fences().keys() >= set(job_ids):
             await asyncio.sleep(0.005)
         while not all([(await replica.host.broker.job(job_id)).aside for job_id in job_ids]):  # type: ignore[union-attr]
@@ -107,7 +107,7 @@ def error_of(job: Job) -> dict[str, Any]:
 
 async def stop(*replicas: FunctionReplica) -> None:
     for replica in replicas:
-        await asyncio.wait_for(replica.stop(math.inf), 30)
+        await asyncio.wait_for(replica.stop(math.inf), 45)
 
 
 async def test_what_only_the_newer_version_takes_waits_for_it_and_costs_no_attempt(worker: Host) -> None:
@@ -215,7 +215,7 @@ async def test_a_replica_that_keeps_many_claims_no_more(worker: Host, monkeypatc
     await kept(old, *ids)
     later = await enqueue(worker, OLD, {"x": 1})
     claims = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(45):
         while not claims:
             claims = await worker.broker.claim("f", "other", 1)
             await asyncio.sleep(0.01)
