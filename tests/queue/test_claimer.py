@@ -43,7 +43,7 @@ def ids(claims: list[Claim]) -> list[str]:
 
 async def heard(subject: Claimer) -> list[Claim]:
     """A wait may end early, when the bell rang before."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         while not (claims := await subject.wait()):
             pass
     return claims
@@ -61,7 +61,7 @@ async def test_a_job_comes_by_itself(claimer: Make, broker: Broker, oracle, raw:
     await asyncio.sleep(0)
     before = raw.info("commandstats")["cmdstat_evalsha"]["calls"]
     answer = await broker.enqueue(new)
-    (claim,) = await asyncio.wait_for(waiting, 5)
+    (claim,) = await asyncio.wait_for(waiting, 15)
     assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] == before + 1
     assert (answer.state, answer.wake, answer.queued) == (JobState.RUNNING, False, 0)
     assert (claim.job_id, claim.payload, claim.attempt, claim.stream) == (new.id, new.payload, 1, True)

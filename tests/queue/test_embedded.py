@@ -20,7 +20,7 @@ from stoker.queue.embedded import SOCKET_PATH_LIMIT, EmbeddedServerError, Embedd
 from tests.children import child
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 5) -> bool:
+def eventually(condition: Callable[[], bool], seconds: float = 30) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():

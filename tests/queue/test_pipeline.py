@@ -197,7 +197,7 @@ async def test_what_is_not_the_protocol_ends_the_line(tmp_path: Path, answer: by
         client = connect(f"unix://{tmp_path}/s")
         replies = await both(client)
         assert replies == [b"x", b"x"] or [type(error) for error in replies] == [InvalidResponse] * 2
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while client._line is None or client._line.usable:  # type: ignore[attr-defined]
                 await asyncio.sleep(0.005)
         await client.aclose()

@@ -14,7 +14,7 @@ PONG = b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.005)
 
