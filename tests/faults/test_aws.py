@@ -11,7 +11,8 @@ import pytest
 from tests.e2e.aws_api import CHANGES, until
 from tests.e2e.cloud import Cloud
 
-pytestmark = pytest.mark.xdist_group("aws-faults")
+# Each test waits for several hosts, one after the other, and each of those waits says itself what never came.
+pytestmark = [pytest.mark.xdist_group("aws-faults"), pytest.mark.timeout(360)]
 
 NOTICE = "spot/instance-action"
 # Of the two minutes that are announced all but this much counts as gone (see HAND_BACK_S of the agent).
