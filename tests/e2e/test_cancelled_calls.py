@@ -206,15 +206,15 @@ def test_nor_does_it_suffer_from_one_that_times_out(stack: LocalStack, client: C
         neighbours.append(calls.begin("neighbour"))
     for calls, (job_id, _) in zip(every, long, strict=True):
         if calls.function in HEARING:
-            calls.until("long", "ended", 5)
+            calls.until("long", "ended", SOON_S)
         check_lost(client, job_id, "timed_out", f"the call of job {job_id} timed out")
     check_neighbours(client, every, neighbours)
 
 
 def check_lost(client: Client, job_id: str, state: str, said: str) -> None:
-    until(lambda: client.job(job_id)["state"], lambda now: now == state, 5)
+    until(lambda: client.job(job_id)["state"], lambda now: now == state, SOON_S)
     logged = lambda: client.request("GET", f"/v1/jobs/{job_id}/logs")["data"]  # noqa: E731
-    until(lambda: [row["text"] for row in logged()], lambda texts: said in texts, 5)
+    until(lambda: [row["text"] for row in logged()], lambda texts: said in texts, SOON_S)
 
 
 def check_neighbours(client: Client, every: list[Calls], neighbours: list[str]) -> None:
