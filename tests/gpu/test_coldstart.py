@@ -123,8 +123,8 @@ def test_slots_are_reused_only_after_their_copies(published: tuple[FileStore, Ma
     fetcher.start()
     while ready := fetcher.next(30):
         with torch.cuda.stream(copy_stream()):
-            torch.cuda._sleep(CLOCK_HZ // 100)
-        uploader.place(ready.chunk, ring.slot(ready.slot))
+            torch.cuda._sleep(CLOCK_HZ // 30)
+        uploader.place(ready.chunk, ring.slot(ready.slot), pin.active)
         event = mark(uploader.device)
         assert event and not event.query(), "the copy was not asynchronous"
         event.synchronize()
@@ -215,6 +215,8 @@ def test_a_flipped_byte_is_an_error_and_no_answer(published: tuple[FileStore, Ma
 def test_a_parked_model_leaves_the_device_and_comes_back(published: tuple[FileStore, Manifest]) -> None:
     store, manifest = published
     process = Process()
+    # What cuBLAS takes for good with the first products.
+    engine("cuda").generate(requests(1))
     before = torch.cuda.memory_allocated()
     process.load(store, manifest)
     process.until("loaded")
