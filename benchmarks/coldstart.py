@@ -132,6 +132,9 @@ def measure(stack: LocalStack, case: str, model: str, weights: str, run: int) ->
     seconds, job_id = first_token(stack.url, prompt_of(model, tokens, run))
     with stack.client() as client:
         job = client.job(job_id)
+        # A start may be over before anybody is told of it; without that, the next one would find it awake.
+        while not any(row["replicas"] for row in client.functions()):
+            time.sleep(0.02)
     print(f"  {case} {run}: {seconds:.3f} s, loaded at {loaded_s(job['timeline']):.3f} s", flush=True)
     return {"case": case, "run": run, "seconds": seconds, "timeline": job["timeline"]}
 
