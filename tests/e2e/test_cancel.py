@@ -67,7 +67,7 @@ def read_some(http: httpx.Client, most: int, *, cancel: bool = False) -> Seen:
 
 def settled(http: httpx.Client, job_id: str) -> dict[str, Any]:
     """The record once what the job had used is on it."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         job = http.get(f"/v1/jobs/{job_id}").json()
         if job["state"] == "succeeded" or (job["state"] == "cancelled" and (job["usage"] or not job["attempts"])):
@@ -94,7 +94,7 @@ async def engine_stats(stack: LocalStack) -> dict[str, int]:
 def idle_stats(stack: LocalStack) -> dict[str, int]:
     """Reported twice, the same: nothing is computed any more."""
     last: dict[str, int] = {}
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         stats = asyncio.run(engine_stats(stack))
         if stats == last and stats["running"] == stats["waiting"] == stats["used_blocks"] == 0:
