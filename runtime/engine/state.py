@@ -47,7 +47,7 @@ class Batch:
             yield [self._single(slice(sequence, sequence + 1), slice(at, at + 1)) for at in range(start, stop)]
 
     def _single(self, sequence: slice, token: slice) -> "Batch":
-        places = dict.fromkeys(("ids", "positions", "slots"), token)
+        places: dict[str, slice] = dict.fromkeys(("ids", "positions", "slots"), token)
         made = Batch(*(getattr(self, field.name)[places.get(field.name, sequence)] for field in fields(self)))
         ends = torch.tensor([0, 1], dtype=torch.int32)
         return replace(made, query_start=ends, last=ends[:1].long(), context_len=(made.positions + 1).int())
