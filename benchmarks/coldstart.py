@@ -29,7 +29,7 @@ from urllib.parse import urlparse
 import httpx
 import psutil
 
-from benchmarks.first_token import evict, fall_asleep, preload
+from benchmarks.first_token import await_workers, evict, fall_asleep, preload
 from benchmarks.models import SHAPES, published
 from benchmarks.report import print_table, save, spread
 from stoker.coldstart.timeline import Row
@@ -132,9 +132,7 @@ def measure(stack: LocalStack, case: str, model: str, weights: str, run: int) ->
     seconds, job_id = first_token(stack.url, prompt_of(model, tokens, run))
     with stack.client() as client:
         job = client.job(job_id)
-        # A start may be over before anybody is told of it; without that, the next one would find it awake.
-        while not any(row["replicas"] for row in client.functions()):
-            time.sleep(0.02)
+    await_workers(stack, awake=True)
     print(f"  {case} {run}: {seconds:.3f} s, loaded at {loaded_s(job['timeline']):.3f} s", flush=True)
     return {"case": case, "run": run, "seconds": seconds, "timeline": job["timeline"]}
 

@@ -64,13 +64,18 @@ def preload(weights: str) -> None:
 
 
 def fall_asleep(stack: LocalStack) -> None:
-    with stack.client() as client:
-        deadline = time.monotonic() + 60
-        while any(row["replicas"] for row in client.functions()):
-            if time.monotonic() > deadline:
-                raise SystemExit("the worker did not go to sleep within 60 s")
-            time.sleep(0.05)
+    await_workers(stack, awake=False)
     time.sleep(0.5)
+
+
+def await_workers(stack: LocalStack, awake: bool) -> None:
+    """What a gateway shows is a moment old: after an answer, wait until it has seen the worker, or it seems asleep."""
+    deadline = time.monotonic() + 60
+    with stack.client() as client:
+        while any(row["replicas"] for row in client.functions()) != awake:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"the worker did not {'show up' if awake else 'go to sleep'} within 60 s")
+            time.sleep(0.02)
 
 
 def measure(stack: LocalStack, kind: str, weights: str, run: int) -> dict[str, Any]:
@@ -80,6 +85,7 @@ def measure(stack: LocalStack, kind: str, weights: str, run: int) -> dict[str, A
     seconds, job_id = first_token(stack.url, f"{PROMPT} ({kind} {run})")
     with stack.client() as client:
         timeline = client.job(job_id)["timeline"]
+    await_workers(stack, awake=True)
     return {"kind": kind, "seconds": seconds, "timeline": timeline}
 
 

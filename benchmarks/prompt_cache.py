@@ -9,11 +9,11 @@ Run: python -m benchmarks.prompt_cache [--model smollm2-135m] [--tokens 1024] [-
 import argparse
 import os
 import random
-import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.coldstart import DATA, first_token
+from benchmarks.first_token import await_workers, fall_asleep
 from benchmarks.models import SHAPES, published
 from benchmarks.report import print_table, save, spread
 from stoker.runtime.local import LocalStack
@@ -29,21 +29,11 @@ def words(count: int, vocabulary: int, seed: int) -> str:
     return " ".join(f"w{chosen.randrange(10, vocabulary)}" for _ in range(count))
 
 
-def fall_asleep(stack: LocalStack) -> None:
-    """After an answer. What a gateway shows is a moment old: it has to have seen the worker before."""
-    with stack.client() as client:
-        for awake in (True, False):
-            deadline = time.monotonic() + 60
-            while any(row["replicas"] for row in client.functions()) != awake:
-                if time.monotonic() > deadline:
-                    raise SystemExit("the worker did not go to sleep within 60 s")
-                time.sleep(0.02)
-
-
 def ask(stack: LocalStack, system: str, vocabulary: int, seed: int) -> dict[str, Any]:
     seconds, job_id = first_token(stack.url, f"{system} {words(QUESTION_TOKENS, vocabulary, seed)}")
     with stack.client() as client:
         job = client.job(job_id)
+    await_workers(stack, awake=True)
     timeline = {phase["name"]: phase for phase in job["timeline"]}
     fetched, restored = (timeline.get(f"{part} prompts", {"seconds": 0.0, "bytes": 0}) for part in ("fetch", "restore"))
     return {
