@@ -2,25 +2,18 @@
 lets the versions of apps go that are not deployed any more."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from redis.exceptions import RedisError
-
-from stoker.coldstart.failures import ColdStartError
 from stoker.coldstart.store import ObjectStore
 from stoker.queue.cluster import Cluster
 from stoker.runtime.spec import full_name, owner_of
 
-SWEEP_S = 600.0
 # A bundle is written before what needs it: so long must it have been without use, under the eyes of one controller.
 GRACE_S = 3600.0
 GONE_MS = 7 * 86_400_000
 FOLDER, SUFFIX = "bundles/", ".zip"
-
-log = logging.getLogger("stoker.controller")
 
 # A bundle's key and its stored version -> since when nobody needs it (monotonic seconds).
 Unused = Mapping[tuple[str, str], float]
@@ -75,14 +68,3 @@ class BundleSweep:
             for release in (await self._cluster.releases(app)).values():
                 specs += release["specs"].values()
         return {f"{FOLDER}{spec['code']}{SUFFIX}" for spec in specs if spec.get("code")}
-
-
-async def sweep_bundles_forever(store: ObjectStore, cluster: Cluster) -> None:
-    sweeper = BundleSweep(store, cluster)
-    while True:
-        try:
-            if deleted := await sweeper.sweep():
-                log.info("deleted %d code bundles that nothing needs", deleted)
-        except (ColdStartError, RedisError) as error:
-            log.warning("sweep of code bundles: %s", error)
-        await asyncio.sleep(SWEEP_S)

@@ -19,17 +19,15 @@ from stoker.queue.broker import Broker
 from stoker.queue.client import connect
 from stoker.queue.cluster import BELL, Cluster, Host, Signal
 from stoker.queue.records import Backlog
-from stoker.runtime.controller.bundle_sweep import sweep_bundles_forever
 from stoker.runtime.controller.fleet_plan import Orders, must_leave
 from stoker.runtime.controller.fleet_report import Told, fleet_report
 from stoker.runtime.controller.leader import Leadership
-from stoker.runtime.controller.payload_sweep import sweep_forever
 from stoker.runtime.controller.policy import Wanted, decide
 from stoker.runtime.controller.policy_record import from_record, to_record
 from stoker.runtime.controller.policy_rollout import Rollout, remember_proven, rollouts, told, with_starts_asked
 from stoker.runtime.controller.policy_state import Decision, Demand, Failures, Memory, Placed, Rules, View
-from stoker.runtime.controller.prompt_sweep import sweep_prompts_forever
 from stoker.runtime.controller.provider import Provider
+from stoker.runtime.controller.sweeping import sweeps
 from stoker.runtime.error_record import bounded
 from stoker.runtime.settings import Settings
 from stoker.runtime.spec import FunctionSpec, readable
@@ -268,10 +266,8 @@ async def serve(settings: Settings, make_provider: MakeProvider) -> None:
     stopping.add_done_callback(lambda _: bell.ring())
     store = open_store(settings.store)
     chores = [
-        asyncio.create_task(sweep_forever(store, broker)),
-        asyncio.create_task(sweep_bundles_forever(store, cluster)),
-        asyncio.create_task(sweep_prompts_forever(store, cluster)),
-        asyncio.create_task(Ledger(client, Directory(client), store).run()),
+        asyncio.create_task(chore)
+        for chore in (*sweeps(store, broker, cluster), Ledger(client, Directory(client), store).run())
     ]
     try:
         await controller.run(bell, stop)

@@ -1,22 +1,15 @@
 """Deletes big payloads and results from the object store once no job needs them."""
 
 import asyncio
-import logging
 import time
 
-from redis.exceptions import RedisError
-
-from stoker.coldstart.failures import ColdStartError
 from stoker.coldstart.store import ObjectStore
 from stoker.queue.broker import Broker
 from stoker.queue.records import Job, JobState, made_at_ms
 from stoker.runtime.payloads import PREFIX, RESULTS, job_of
 
-SWEEP_S = 60.0
 # A payload is written before its job is queued: an id that the queue doesn't know may still come.
 GRACE_S = 3600.0
-
-log = logging.getLogger("stoker.controller")
 
 
 def needed(key: str, job: Job | None, age_s: float) -> bool:
@@ -45,13 +38,3 @@ async def sweep_folder(store: ObjectStore, broker: Broker, folder: str) -> int:
             await asyncio.to_thread(store.delete, key)
             deleted += 1
     return deleted
-
-
-async def sweep_forever(store: ObjectStore, broker: Broker) -> None:
-    while True:
-        await asyncio.sleep(SWEEP_S)
-        try:
-            if deleted := await sweep(store, broker):
-                log.info("deleted %d payloads and results of jobs that are over", deleted)
-        except (ColdStartError, RedisError) as error:
-            log.warning("sweep of payloads: %s", error)

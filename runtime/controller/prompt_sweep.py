@@ -1,18 +1,10 @@
 """Deletes what was kept of prompts from the object store once the function is gone that they were asked of."""
 
 import asyncio
-import logging
 
-from redis.exceptions import RedisError
-
-from stoker.coldstart.failures import ColdStartError
 from stoker.coldstart.store import ObjectStore
 from stoker.queue.cluster import Cluster
 from stoker.runtime.stored_prompts import PREFIX, function_of
-
-SWEEP_S = 60.0
-
-log = logging.getLogger("stoker.controller")
 
 
 async def sweep_prompts(store: ObjectStore, cluster: Cluster) -> int:
@@ -23,13 +15,3 @@ async def sweep_prompts(store: ObjectStore, cluster: Cluster) -> int:
     for key in gone:
         await asyncio.to_thread(store.delete, key)
     return len(gone)
-
-
-async def sweep_prompts_forever(store: ObjectStore, cluster: Cluster) -> None:
-    while True:
-        await asyncio.sleep(SWEEP_S)
-        try:
-            if deleted := await sweep_prompts(store, cluster):
-                log.info("deleted the prompts that were kept of %d functions", deleted)
-        except (ColdStartError, RedisError) as error:
-            log.warning("sweep of kept prompts: %s", error)
