@@ -113,9 +113,10 @@ class PeerSource:
         return False
 
     def _drop(self, peer: Peer, reason: str) -> None:
-        if not peer.dropped:
+        with self._lock:  # one read of several at once says why
+            first, peer.dropped = not peer.dropped, True
+        if first:
             log.info("peer %s is not asked any more in this load: %s", address_of(peer), reason)
-        peer.dropped = True
 
 
 def origin_of(address: str) -> Origin:
