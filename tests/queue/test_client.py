@@ -9,16 +9,15 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from stoker.queue.client import ServerUnfit, check_server, connect, unfitness
+from tests.connections import serving
 
 
 @contextlib.asynccontextmanager
 async def counting_server(path: Path, answer: bytes | None) -> AsyncIterator[list[bytes]]:
     """Counts INCR commands; hangs up (answer None) or says nothing (b"") instead of replying to them."""
     seen: list[bytes] = []
-    writers: list[asyncio.StreamWriter] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writers.append(writer)
         while data := await reader.read(4096):
             if b"INCR" not in data:
                 writer.write(b"+OK\r\n" * data.count(b"*"))
@@ -26,16 +25,9 @@ async def counting_server(path: Path, answer: bytes | None) -> AsyncIterator[lis
             seen.append(data)
             if answer is None:
                 break
-        writer.close()
 
-    server = await asyncio.start_unix_server(serve, path)
-    try:
+    async with serving(serve, path):
         yield seen
-    finally:
-        server.close()
-        for writer in writers:
-            writer.close()
-        await asyncio.sleep(0)
 
 
 async def test_a_write_whose_reply_is_lost_is_not_sent_again(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from stoker.queue.client import connect
 from stoker.queue.iam_auth import IamCredentials, separate
+from tests.connections import serving
 
 KEY = "an-invented-secret-key"
 
@@ -84,10 +85,8 @@ async def test_every_connection_logs_in_with_a_token_of_its_own(tmp_path: Path) 
             if words[2] == b"AUTH":
                 logins.append((words[4], words[6]))
             writer.write(b"+OK\r\n" * (data.count(b"\r\n*") + 1))
-        writer.close()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=certificate(tmp_path)) as server:
-        port = server.sockets[0].getsockname()[1]
+    async with serving(serve, tls=certificate(tmp_path)) as port:
         client = connect(f"rediss://stoker@localhost:{port}?iam=prod&ssl_ca_certs={tmp_path}/cert.pem")
         assert await client.set("key", "value")
         await client.aclose()

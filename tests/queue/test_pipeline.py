@@ -15,6 +15,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from stoker.queue.client import connect
 from stoker.queue.embedded import EmbeddedValkey
 from stoker.queue.pipeline import SHARED, PipelinedRedis
+from tests.connections import close, serving
 
 ECHO = "return {KEYS[1], ARGV[1], ARGV[2], false, 7, {ok='fine'}}"
 
@@ -161,14 +162,9 @@ async def scripted_server(path: Path, answer: bytes | None) -> AsyncIterator[lis
             if answer is None:
                 break
             writer.write(answer)
-        writer.close()
 
-    server = await asyncio.start_unix_server(serve, path)
-    try:
+    async with serving(serve, path):
         yield seen
-    finally:
-        server.close()
-        await asyncio.sleep(0)
 
 
 async def both(client: Redis) -> list[Any]:
@@ -243,14 +239,13 @@ async def tls_proxy(path: str, context: ssl.SSLContext) -> AsyncIterator[int]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         inner_reader, inner_writer = await asyncio.open_unix_connection(path)
-        await asyncio.gather(pump(reader, inner_writer), pump(inner_reader, writer))
+        try:
+            await asyncio.gather(pump(reader, inner_writer), pump(inner_reader, writer))
+        finally:
+            await close(inner_writer)
 
-    server = await asyncio.start_server(serve, "localhost", 0, ssl=context)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-        await asyncio.sleep(0.05)
+    async with serving(serve, tls=context) as port:
+        yield port
 
 
 async def test_tls(server_url: str, client: Redis, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from redis.exceptions import NoPermissionError
 from stoker.queue import subscriber as subscriber_module
 from stoker.queue.client import connect
 from stoker.queue.subscriber import Subscriber
+from tests.connections import serving
 
 CONFIRMED = b"*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n"
 PONG = b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
@@ -26,10 +27,8 @@ class Peer:
         self.silent = False
         self.connections = 0
         self.pings = 0
-        self.writers: list[asyncio.StreamWriter] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.writers.append(writer)
         self.connections += 1
         while data := await reader.read(4096):
             self.pings += data.count(b"PING")
@@ -41,14 +40,8 @@ class Peer:
                 writer.write(PONG)
 
     async def run(self, path: Path, test: Callable[[], Awaitable[None]]) -> None:
-        server = await asyncio.start_unix_server(self.serve, path)
-        try:
+        async with serving(self.serve, path):
             await test()
-        finally:
-            server.close()
-            for writer in self.writers:
-                writer.close()
-            await asyncio.sleep(0)
 
 
 async def test_a_connection_that_answers_no_ping_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

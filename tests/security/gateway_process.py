@@ -1,16 +1,18 @@
 """A gateway in a process of its own, for what is measured on it from outside, with raw sockets as its clients."""
 
-import asyncio
 import contextlib
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 import httpx
 import psutil
+
+from tests.connections import Ends, connected
 
 # The limits of time are shortened, so that a test needn't wait for them.
 START = """
@@ -43,13 +45,8 @@ class GatewayProcess:
     def healthy(self) -> bool:
         return httpx.get(f"{self.url}/healthz", timeout=5).status_code == 200
 
-    @contextlib.asynccontextmanager
-    async def connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20)
-        try:
-            yield reader, writer
-        finally:
-            writer.close()
+    def connected(self) -> AbstractAsyncContextManager[Ends]:
+        return connected("127.0.0.1", self.port, limit=1 << 20)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from stoker.queue.embedded import EmbeddedValkey
+from tests.connections import close
 from tests.runtime.gateway.peers import Deploy
 
 from .gateway_process import GatewayProcess, gateway_process
@@ -34,13 +35,12 @@ async def test_an_idle_stream_is_cheap(process: GatewayProcess, deploy: Deploy) 
             assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
             return reader, writer
 
-    writer = (await opened())[1]
+    first = await opened()
     before = process.rss
     streams = await asyncio.gather(*(opened() for _ in range(STREAMS)))
     for _ in range(2):
         await asyncio.gather(*(reader.readuntil(b"\n: ") for reader, _ in streams))
     grown = process.rss - before
-    for _, each in [*streams, (None, writer)]:
-        each.close()
+    await asyncio.gather(*(close(each) for _, each in [*streams, first]))
     assert grown / STREAMS < MOST_BYTES
     assert process.healthy()

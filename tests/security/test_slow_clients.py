@@ -12,6 +12,7 @@ from stoker.queue.broker import Broker
 from stoker.queue.embedded import EmbeddedValkey
 from stoker.queue.records import Completion, pack
 from stoker.runtime import payloads
+from tests.connections import connected
 from tests.runtime.gateway.peers import Deploy, Task, worker
 
 from .gateway_process import GatewayProcess, gateway_process
@@ -205,8 +206,7 @@ async def test_a_large_answer_may_take_long_while_it_is_read(
     plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
     plain.connect(("127.0.0.1", process.port))
     plain.setblocking(False)
-    reader, writer = await asyncio.open_connection(sock=plain, limit=1 << 16)
-    async with worker(broker, name, large):
+    async with worker(broker, name, large), connected(sock=plain, limit=1 << 16) as (reader, writer):
         writer.write(HEAD.replace(b"functions/f", f"functions/{name}".encode()) + b"content-length: 1\r\n\r\n1")
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
         started, total = time.monotonic(), 0
@@ -215,7 +215,6 @@ async def test_a_large_answer_may_take_long_while_it_is_read(
             assert part, f"cut off after {total} bytes"
             total += len(part)
             await asyncio.sleep(len(part) / (1.2 * MB))
-    writer.close()
     assert time.monotonic() - started > LIMITS["STUCK_S"]
 
 

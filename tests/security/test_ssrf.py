@@ -19,6 +19,7 @@ from stoker.runtime.webhooks import sender as sending
 from stoker.runtime.webhooks.address import may_receive, networks_of
 from stoker.runtime.webhooks.sender import NoAnswer, Refused, Sender
 from stoker.runtime.webhooks.target import InvalidTarget, target_of
+from tests.connections import serving
 from tests.runtime.webhooks.receiver import Receiver, receiving
 
 HOST = "hooks.example.com"
@@ -203,17 +204,14 @@ async def test_a_receiver_that_says_nothing_is_left(monkeypatch: pytest.MonkeyPa
         for byte in b"HTTP/1.1 200 OK\r\nx-slow: " + b"x" * 18:
             writer.write(bytes((byte,)))
             await asyncio.sleep(0.05)
-        writer.close()
         left.set()
 
     left = asyncio.Event()
-    server = await asyncio.start_server(drip, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    with pytest.raises(NoAnswer, match="no answer within"):
-        await Sender(HERE).post(target_of(f"http://127.0.0.1:{port}/"), {}, b"{}")
-    assert not left.is_set()
-    await left.wait()
-    server.close()
+    async with serving(drip) as port:
+        with pytest.raises(NoAnswer, match="no answer within"):
+            await Sender(HERE).post(target_of(f"http://127.0.0.1:{port}/"), {}, b"{}")
+        assert not left.is_set()
+        await left.wait()
 
 
 def certificate(folder: Path, name: str) -> ssl.SSLContext:

@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from stoker.runtime.client.lanes import POOLS, Lanes, lanes
+from tests.connections import serving
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
@@ -24,15 +25,13 @@ class Server:
                 self.waiting += 1
                 await self.gate.wait()
                 writer.write(ANSWER)
-        writer.close()
 
 
 @pytest.fixture
 async def server() -> AsyncIterator[tuple[Server, str]]:
     server = Server()
-    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
-    yield server, f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-    listening.close()
+    async with serving(server.serve) as port:
+        yield server, f"http://127.0.0.1:{port}"
 
 
 async def test_one_after_another_needs_one_connection(server: tuple[Server, str]) -> None:

@@ -19,6 +19,7 @@ from stoker.runtime.client.async_client import AsyncClient
 from stoker.runtime.client.client import Client
 from stoker.runtime.client.errors import JobFailed, StokerError, Unreachable
 from stoker.runtime.spec import Limits as SpecLimits
+from tests.connections import connected, serving
 
 from .conftest import RunningGateway, running
 from .peers import Deploy, Task, double, worker
@@ -35,27 +36,22 @@ class BadLine:
         self._answers = itertools.count(1)
         self.resets = 0
 
-    async def __aenter__(self) -> str:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        await self._server.wait_closed()
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[str]:
+        async with serving(self._serve) as port:
+            yield f"http://127.0.0.1:{port}"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        out_reader, out_writer = await asyncio.open_connection(self._host, self._port)
-        asking = asyncio.create_task(self._ask(reader, out_writer))
-        with contextlib.suppress(OSError):
-            while answer := await out_reader.read(65536):
-                if next(self._answers) % RESET_EVERY == 0:
-                    self.resets += 1
-                    writer.transport.abort()
-                    break
-                writer.write(answer)
-        asking.cancel()
-        writer.close()
-        out_writer.close()
+        async with connected(self._host, self._port) as (answers, requests):
+            asking = asyncio.create_task(self._ask(reader, requests))
+            try:
+                while answer := await answers.read(65536):
+                    if next(self._answers) % RESET_EVERY == 0:
+                        self.resets += 1
+                        return writer.transport.abort()
+                    writer.write(answer)
+            finally:
+                asking.cancel()
 
     async def _ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
@@ -93,7 +89,7 @@ async def test_lost_answers_lose_and_repeat_nothing(
     gateway: RunningGateway, broker: Broker, deploy: Deploy, ordered: bool
 ) -> None:
     name, asked, line = await deploy(), Counting(), BadLine(gateway.url)
-    async with line as url, AsyncClient(url) as client, worker(broker, name, asked):
+    async with line.running() as url, AsyncClient(url) as client, worker(broker, name, asked):
         results = client.map(name, range(300), concurrency=16, order_outputs=ordered)
         got = [result async for result in results]
     assert (got if ordered else sorted(got)) == [2 * n for n in range(300)]
@@ -262,7 +258,7 @@ async def test_a_job_is_followed_over_a_bad_line(gateway: RunningGateway, broker
         with Client(url) as client:
             return list(client.spawn(name).stream())
 
-    async with line as url, AsyncClient(url) as client, worker(broker, name, count):
+    async with line.running() as url, AsyncClient(url) as client, worker(broker, name, count):
         assert await in_thread(lambda: follow(url)) == list(range(60))
         job = await client.spawn(name)
         assert [part async for part in job.stream()] == list(range(60))
@@ -299,7 +295,7 @@ async def test_a_gateway_that_restarts_is_waited_for(
     name = await deploy()
     with running(settings) as first:
         line = BadLine(first.url)
-        async with line as url, AsyncClient(url) as client:
+        async with line.running() as url, AsyncClient(url) as client:
             job = await client.spawn(name, 4)
             waiting = asyncio.create_task(job.get())
             await asyncio.sleep(0.2)

@@ -9,6 +9,7 @@ import pytest
 
 from stoker.queue.broker import Broker
 from stoker.queue.records import JobState
+from tests.connections import connected
 
 from .conftest import RunningGateway
 from .peers import PATIENCE_S, Deploy, Task, until_state, worker
@@ -69,16 +70,16 @@ async def test_a_reader_that_stops_reading_and_then_leaves(
     name = await deploy()
     async with worker(broker, name, flood):
         host, port = gateway.url.removeprefix("http://").split(":")
-        _, writer = await asyncio.open_connection(host, int(port), limit=1)
         request = (
             f"POST /v1/functions/{name} HTTP/1.1\r\nhost: x\r\naccept: text/event-stream\r\ncontent-length: 0\r\n\r\n"
         )
-        writer.write(request.encode())
-        async with asyncio.timeout(PATIENCE_S):
-            while not (await broker.backlogs([name]))[name].running:
-                await asyncio.sleep(0.01)
-        await asyncio.sleep(0.3)
-        writer.transport.abort()
+        async with connected(host, int(port), limit=1) as (_, writer):
+            writer.write(request.encode())
+            async with asyncio.timeout(PATIENCE_S):
+                while not (await broker.backlogs([name]))[name].running:
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)
+            writer.transport.abort()
         async with asyncio.timeout(PATIENCE_S):
             while (await broker.backlogs([name]))[name].running:
                 await asyncio.sleep(0.01)
@@ -91,11 +92,11 @@ async def test_at_whatever_moment_no_job_is_left_behind(
     name = await deploy()
     host, port = gateway.url.removeprefix("http://").split(":")
     for _ in range(4):
-        _, writer = await asyncio.open_connection(host, int(port))
-        writer.write(f"POST /v1/functions/{name} HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n1".encode())
-        await writer.drain()
-        await asyncio.sleep(delay_ms / 2000)
-        writer.transport.abort()
+        async with connected(host, int(port)) as (_, writer):
+            writer.write(f"POST /v1/functions/{name} HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n1".encode())
+            await writer.drain()
+            await asyncio.sleep(delay_ms / 2000)
+            writer.transport.abort()
     async with asyncio.timeout(PATIENCE_S):
         quiet = 0
         while quiet < 10:

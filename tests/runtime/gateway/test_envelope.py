@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from tests.connections import connected
+
 from .conftest import BODY_LIMIT, RunningGateway
 from .peers import Deploy, error_of
 
@@ -83,10 +85,6 @@ async def test_a_body_that_never_comes_is_408(gateway: RunningGateway) -> None:
 
 async def exchange(gateway: RunningGateway, request: bytes) -> bytes:
     host, port = gateway.url.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(request)
-    async with asyncio.timeout(10):
-        answer = await reader.read()
-    writer.close()
-    await writer.wait_closed()
-    return answer
+    async with connected(host, int(port)) as (reader, writer), asyncio.timeout(10):
+        writer.write(request)
+        return await reader.read()

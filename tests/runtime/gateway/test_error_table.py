@@ -27,6 +27,7 @@ from stoker.runtime.gateway.errors import STATE_ERROR
 from stoker.runtime.gateway.registry import FRESH_S
 from stoker.runtime.spec import FunctionSpec
 from stoker.runtime.tenancy.vault import Vault
+from tests.connections import connected
 
 from .conftest import Login, RunningGateway, running
 from .error_cases import CASES, HELLO, INVALID, Case
@@ -159,10 +160,9 @@ async def many_headers(world: World) -> httpx.Response:
 
 async def nonsense(world: World) -> httpx.Response:
     host, _, port = world.gateway.url.removeprefix("http://").partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(b"HELO gateway\r\n\r\n")
-    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-    writer.close()
+    async with connected(host, int(port)) as (reader, writer):
+        writer.write(b"HELO gateway\r\n\r\n")
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     status, *lines = head.decode().split("\r\n")
     headers = [(line.partition(": ")[0], line.partition(": ")[2]) for line in lines]
     return httpx.Response(int(status.split()[1]), headers=headers, content=body)

@@ -8,6 +8,7 @@ import pytest
 from stoker.queue.broker import Broker
 from stoker.queue.records import JobState, Limits, unpack
 from stoker.runtime.spec import Limits as SpecLimits
+from tests.connections import connected
 
 from .conftest import RunningGateway
 from .peers import Deploy, Task, double, error_of, server_events, until_state, worker
@@ -165,12 +166,10 @@ async def test_a_stream_to_a_client_of_http_1_0_is_plain_and_ends_with_the_conne
 ) -> None:
     name = await deploy()
     url = httpx.URL(gateway.url)
-    async with worker(broker, name, count_to_three):
-        reader, writer = await asyncio.open_connection(url.host, url.port)
+    async with worker(broker, name, count_to_three), connected(url.host, url.port or 80) as (reader, writer):
         head = f"POST /v1/functions/{name} HTTP/1.0\r\naccept: text/event-stream\r\ncontent-length: 0\r\n\r\n"
         writer.write(head.encode())
         answer = await asyncio.wait_for(reader.read(), 20)
-        writer.close()
     head, _, body = answer.decode().partition("\r\n\r\n")
     assert "transfer-encoding" not in head and "connection: close" in head
     events = [frame.split("\n") for frame in body.removesuffix("\n\n").split("\n\n") if not frame.startswith(":")]
