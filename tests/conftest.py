@@ -1,9 +1,11 @@
 """Fixtures shared by all rooms: the real demo model, its published store, and an S3 endpoint."""
 
 import fcntl
+import gc
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,6 +39,7 @@ server.start()
 print(server.get_host_and_port()[1], flush=True)
 sys.stdin.read()
 """
+LONG = ("e2e", "faults", "terraform")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,6 +50,35 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TMPDIR"] = os.environ["STOKER_TESTS_TMPDIR"] = tempfile.mkdtemp(prefix="t")
         config.add_cleanup(lambda: shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True))
     tempfile.tempdir = os.environ["TMPDIR"]
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # so in the background; the children of tests would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One worker runs a file's tests, in their order, so that what they share is made once; files whose tests share
+    something name a group. Rooms with long tests come first, so that both workers end together."""
+    items.sort(key=lambda item: item.path.relative_to(Path(__file__).parent).parts[0] not in LONG)
+    for item in items:
+        if not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What is imported isn't searched for garbage after every file."""
+    if getattr(session.config.option, "loadgroup", False):
+        assert all("@" in item.nodeid for item in session.items), "this pytest-xdist doesn't group tests of this pytest"
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def collected() -> Iterator[None]:
+    """What a file's tests leave open is an error of that file, not of whichever test the garbage collector runs in."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")
