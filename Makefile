@@ -12,7 +12,7 @@ up: .venv/.installed
 	$(BIN)/python -m examples.demo --stay --port $(PORT)
 
 test: .venv/.installed-dev
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup --no-loadscope-reorder
 
 lint: .venv/.installed-dev typecheck/stoker
 	$(BIN)/ruff check .
