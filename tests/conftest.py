@@ -50,9 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TMPDIR"] = os.environ["STOKER_TESTS_TMPDIR"] = tempfile.mkdtemp(prefix="t")
         config.add_cleanup(lambda: shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True))
     tempfile.tempdir = os.environ["TMPDIR"]
-    if (
-        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    ):  # so in the background; the children of tests would inherit it
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background; children inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
