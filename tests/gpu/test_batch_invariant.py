@@ -17,6 +17,7 @@ from stoker.runtime.engine.engine import Engine
 from stoker.runtime.engine.options import EngineOptions
 from stoker.runtime.engine.request import GenerationRequest, SamplingParams
 from stoker.runtime.engine.weights import plan
+from tests.gpu.graphs import captured
 from tests.runtime.engine.invariance import Seen, check_same, run
 
 pytestmark = [
@@ -180,17 +181,6 @@ def engine(hf_config: dict[str, Any] = HF_CONFIG, dtype: str = "bfloat16", **opt
     return Engine(config, chosen, weights, "random")
 
 
-def captured(**options: Any) -> Engine:
-    """Every step within the buckets is a replayed graph."""
-    one = engine(**options)
-    one.runner.warm_up()
-    one.generate([GenerationRequest("first", [1], SamplingParams(1))])
-    while one.prepare_idle():
-        pass
-    assert one.stats()["graphs"] == len(one.runner.graphs.choices)
-    return one
-
-
 def requests(count: int = 64) -> list[GenerationRequest]:
     """Prompts of 1 to 1600 tokens, half of them with a shared beginning."""
     rng = random.Random(7)
@@ -232,7 +222,7 @@ def test_hits_of_the_prompt_cache(lone: dict[str, Seen]) -> None:
 
 
 def test_graphs_and_their_padding(lone: dict[str, Seen]) -> None:
-    one, coming = captured(), requests()
+    one, coming = captured(engine()), requests()
     for size in (1, 3, 11, 64):
         for start in range(0, 64, 64 if size == 64 else 16):
             check_same(run(one, coming[start : start + size]), lone)
@@ -278,7 +268,7 @@ def test_nothing_compiles_after_the_warm_up() -> None:
 
 
 def warm_up_and_work() -> None:
-    one = captured()
+    one = captured(engine())
     run(one, requests())
     for request in requests()[::7]:
         run(one, [request])

@@ -27,6 +27,7 @@ from stoker.runtime.engine.request import GenerationRequest, SamplingParams
 from stoker.runtime.engine.sizing import graph_reserve
 from stoker.runtime.engine.weights import plan
 from stoker.runtime.wire import Frame
+from tests.gpu.graphs import captured
 from tests.runtime.engine.random_schedules import CATALOGUE, LONGEST, Schedule
 
 pytestmark = [
@@ -131,17 +132,6 @@ def first_logits(one: Engine, several: list[GenerationRequest]) -> torch.Tensor:
     return model.logits(runner.weights, hidden)[: len(work)].float().cpu()
 
 
-def captured(**options: Any) -> Engine:
-    """An engine whose every step within the buckets is a replayed graph."""
-    one = engine("cuda", **options)
-    one.runner.warm_up()
-    one.generate([GenerationRequest("first", [1], SamplingParams(1))])
-    while one.prepare_idle():
-        pass
-    assert one.stats()["graphs"] == len(one.runner.graphs.choices)
-    return one
-
-
 def test_graphs_give_the_tokens_of_eager_and_of_synchronous_steps() -> None:
     params = {"max_tokens": 24, "temperature": 0.8, "top_k": 40}
     many = [replace(r, params=replace(r.params, seed=i)) for i, r in enumerate(requests(40, **params))]
@@ -149,7 +139,7 @@ def test_graphs_give_the_tokens_of_eager_and_of_synchronous_steps() -> None:
     expected = eager.generate(many)
     assert eager.stats()["graphs"] == 0
     lazy = engine("cuda", max_seqs=40, num_blocks=1200)
-    whole = captured(max_seqs=40, num_blocks=1200)
+    whole = captured(engine("cuda", max_seqs=40, num_blocks=1200))
     assert lazy.generate(many) == whole.generate(many) == expected
     assert whole.generate([many[3]]) == {"3": expected["3"]}
     assert 0 < lazy.stats()["graphs"] < whole.stats()["graphs"]
@@ -174,7 +164,7 @@ def test_no_graph_is_captured_before_the_first_answer() -> None:
 @pytest.mark.parametrize("sizes", [(1,), (20,), (5, 1, 1), (1,) * 3, (1,) * 9, (300, 1)])
 def test_padding_touches_no_real_row(sizes: tuple[int, ...]) -> None:
     """A replayed step of odd size, over a cache full of NaN: only the slots of its own tokens change."""
-    one = captured(max_seqs=16, prefix_cache=False)
+    one = captured(engine("cuda", max_seqs=16, prefix_cache=False))
     for i, size in enumerate(sizes):
         one.submit(GenerationRequest(str(i), [7 * i + j for j in range(size)], SamplingParams(4, 0.0, ignore_eos=True)))
     one.runner.kv.fill_(math.nan)
@@ -192,7 +182,7 @@ def test_padding_touches_no_real_row(sizes: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_random_arrivals_aborts_and_preemptions_equal_calm_runs(greedy: dict[str, list[int]], seed: int) -> None:
     rng = random.Random(seed)
-    one = captured(num_blocks=rng.randint(70, 110), max_seqs=rng.randint(3, 12), token_budget=256)
+    one = captured(engine("cuda", num_blocks=rng.randint(70, 110), max_seqs=rng.randint(3, 12), token_budget=256))
     coming = requests(18)
     rng.shuffle(coming)
     got: dict[str, list[int]] = {request.id: [] for request in coming}
@@ -230,7 +220,7 @@ def lone() -> dict[str, list[int]]:
 @pytest.mark.parametrize("number", range(len(TIGHT)))
 def test_500_random_schedules_equal_lone_runs(lone: dict[str, list[int]], number: int) -> None:
     """float32, every step a replayed graph. A last bit may decide between two tokens, once in 500 requests at most."""
-    one = captured(max_model_len=LONGEST, **TIGHT[number])
+    one = captured(engine("cuda", max_model_len=LONGEST, **TIGHT[number]))
     parted = requests = aborted = 0
     for seed in range(number, SCHEDULES, len(TIGHT)):
         rng = random.Random(seed)
