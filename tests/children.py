@@ -2,8 +2,10 @@
 
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
+
+import psutil
 
 GRACE_S = 20.0
 
@@ -28,3 +30,13 @@ def child(command: list[Any], **options: Any) -> "Iterator[subprocess.Popen[Any]
             yield process
         finally:
             process.kill()
+
+
+def descendants(pid: int, marker: str) -> list[psutil.Process]:
+    """Those with `marker` in their name or command."""
+    found = []
+    for process in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.Error):
+            if marker in " ".join([process.name(), *process.cmdline()]):
+                found.append(process)
+    return found

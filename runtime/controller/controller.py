@@ -27,6 +27,7 @@ from stoker.runtime.controller.policy_record import from_record, to_record
 from stoker.runtime.controller.policy_rollout import Rollout, remember_proven, rollouts, told, with_starts_asked
 from stoker.runtime.controller.policy_state import Decision, Demand, Failures, Memory, Placed, Rules, View
 from stoker.runtime.controller.provider import Provider
+from stoker.runtime.controller.silent_hosts import silent_since, spared, tell
 from stoker.runtime.controller.sweeping import sweeps
 from stoker.runtime.error_record import bounded
 from stoker.runtime.settings import Settings
@@ -59,6 +60,7 @@ class Controller:
         self._remembered_at = 0.0
         self._told = Told()
         self._said: tuple[str, ...] = ()
+        self._silent: dict[str, float] = {}
         self._awake: frozenset[bytes] = frozenset()
 
     def heeds(self, message: bytes) -> bool:
@@ -93,7 +95,9 @@ class Controller:
         backlogs = await self._broker.backlogs(list(specs))
         wanted = await self._cluster.wanted()
         now, fleet = time.monotonic(), self._provider.fleet(hosts)
-        view = view_of(now, specs, backlogs, hosts, wanted, self._failures)
+        kept = self._spare(wanted, hosts, now)
+        counted = {host: replicas for host, replicas in wanted.items() if host not in kept}
+        view = view_of(now, specs, backlogs, hosts, counted, self._failures)
         memory = await self._remembered(now)
         view = replace(view, memory=memory, rules=self._rules, pools=fleet.pools, machines=fleet.machines)
         view = with_starts_asked(await self._with_proven(view), await self._cluster.asked_starts())
@@ -103,13 +107,18 @@ class Controller:
         await self._report_failures(decision, now)
         self._say(decision.actions)
         self._say_rollouts(rollouts(view, decision.failures, decision.served))
-        after = merge(decision, wanted, view)
+        after = {**merge(decision, wanted, view), **kept}
         if after != wanted:
             if not await self._cluster.write_wanted(self._leadership.candidate, after):
                 return
             log.info("wanted: %s", summary(after))
         self._provider.order(Orders(decision.hosts, frozenset(decision.retire), frozenset(after), fleet.look))
         await self._told.tell(self._cluster, fleet_report(fleet, hosts, decision.reasons, self._rollouts))
+
+    def _spare(self, wanted: Wanted, hosts: Mapping[str, Host], now: float) -> Wanted:
+        before, self._silent = self._silent, silent_since(wanted, hosts, self._silent, now)
+        tell(self._silent, before, hosts)
+        return spared(wanted, self._silent, now)
 
     async def _with_proven(self, view: View) -> View:
         if self._proven is None:

@@ -21,6 +21,7 @@ from stoker.queue.client import connect
 from stoker.queue.records import Job, JobState, StoredChunk, unpack
 from stoker.queue.retry import insist
 from stoker.runtime.local import LocalStack
+from tests.children import descendants
 from tests.queue.queue_oracle import attempts, counters, expiry, one_place, payloads, ready_lanes, snapshot
 
 T = TypeVar("T")
@@ -127,15 +128,6 @@ def at_every_step(jobs: list[Job]) -> bool:
     return {JobState.SUCCEEDED, JobState.RUNNING} <= states and bool({JobState.QUEUED, JobState.RETRYING} & states)
 
 
-def find(stack: LocalStack, marker: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.Process(stack.pid).children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if marker in " ".join([process.name(), *process.cmdline()]):
-                found.append(process)
-    return found
-
-
 def strike(victim: psutil.Process, number: signal.Signals) -> None:
     os.kill(victim.pid, number)
     if number is signal.SIGSTOP:
@@ -152,9 +144,9 @@ def test_every_job_ends_once_when_each_process_is(number: signal.Signals, stack:
         names = [f"{name}-{number.name}-{i}" for i in range(BEFORE + MEANWHILE)]
         ids += Sender(stack.url, names[:BEFORE]).sent()
         until(lambda ids=ids: at_every_step(watcher.jobs(ids)), f"jobs at every step before {name} is struck")
-        until(lambda marker=marker: len(find(stack, marker)) == 1, f"one {name}")
+        until(lambda marker=marker: len(descendants(stack.pid, marker)) == 1, f"one {name}")
         meanwhile = Sender(stack.url, names[BEFORE:])
-        strike(find(stack, marker)[0], number)
+        strike(descendants(stack.pid, marker)[0], number)
         ids += meanwhile.sent()
     until(lambda: all(job.state.terminal for job in watcher.jobs(ids)), "all jobs to end")
     check(stack, watcher, ids)
