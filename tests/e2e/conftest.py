@@ -11,7 +11,7 @@ from tests.e2e.apps import write_apps
 def stack(tmp_path_factory: pytest.TempPathFactory, smollm2_store_url: str) -> Iterator[LocalStack]:
     """One running `stoker up` with a chat model and Python functions, all asleep."""
     folder = tmp_path_factory.mktemp("stack")
-    with LocalStack(folder / "data", env={"STOKER_LEASE_MS": "3000"}) as stack:
+    with LocalStack(folder / "data") as stack:
         for app in write_apps(folder, smollm2_store_url):
             stack.deploy(app)
         yield stack

@@ -126,7 +126,7 @@ TIMEOUT_S = 7
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     folder = tmp_path_factory.mktemp("cancelled")
-    with LocalStack(folder / "data", env={"STOKER_LEASE_MS": "3000"}) as stack:
+    with LocalStack(folder / "data") as stack:
         (folder / "kinds_app.py").write_text(APP.replace("{timeout}", str(TIMEOUT_S)))
         stack.deploy(folder / "kinds_app.py")
         yield stack

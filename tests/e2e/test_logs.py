@@ -97,7 +97,7 @@ SAID = ["says {}", "native {}", "a child's {}", "WARNING:root:warns of {}"]
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     folder = tmp_path_factory.mktemp("logs")
-    with LocalStack(folder / "data", env={"STOKER_LEASE_MS": "3000"}) as stack:
+    with LocalStack(folder / "data") as stack:
         (folder / "talk_app.py").write_text(APP)
         stack.deploy(folder / "talk_app.py")
         yield stack

@@ -36,7 +36,7 @@ BROKEN = "if '/code/' in __file__:\n    import not_installed_here"
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
-    with LocalStack(tmp_path_factory.mktemp("moment") / "data", env={"STOKER_LEASE_MS": "3000"}) as stack:
+    with LocalStack(tmp_path_factory.mktemp("moment") / "data") as stack:
         yield stack
 
 

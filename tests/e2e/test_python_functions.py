@@ -50,7 +50,7 @@ class Tenants:
 def tenants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenants]:
     folder = tmp_path_factory.mktemp("kinds")
     shutil.copy(Path(__file__).with_name("python_app.py"), folder / "python_app.py")
-    env = {"STOKER_AUTH": "keys", "STOKER_SECRET": SECRET, "STOKER_LEASE_MS": "3000"}
+    env = {"STOKER_AUTH": "keys", "STOKER_SECRET": SECRET}
     with LocalStack(folder / "data", env=env) as stack:
         tenants = Tenants(stack)
         tenants.stoker("secrets", "set", "api-token", given="0123456789\n")

@@ -38,7 +38,7 @@ CALLERS = 6
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
-    with LocalStack(tmp_path_factory.mktemp("versions") / "data", env={"STOKER_LEASE_MS": "3000"}) as stack:
+    with LocalStack(tmp_path_factory.mktemp("versions") / "data") as stack:
         yield stack
 
 

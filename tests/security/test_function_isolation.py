@@ -50,7 +50,7 @@ def feed(mb: int) -> int:
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     folder = tmp_path_factory.mktemp("isolated")
-    env = {"AWS_ACCESS_KEY_ID": "the worker's", "HF_TOKEN": "the worker's", "STOKER_LEASE_MS": "2000"}
+    env = {"AWS_ACCESS_KEY_ID": "the worker's", "HF_TOKEN": "the worker's"}
     with LocalStack(folder / "data", env=env) as stack:
         (folder / "isolated.py").write_text(APP)
         stack.deploy(folder / "isolated.py")
