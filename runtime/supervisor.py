@@ -25,6 +25,7 @@ from stoker.runtime.reloading import keep_deployed
 from stoker.runtime.secret import kept_secret
 from stoker.runtime.settings import Settings, from_environment, to_environment
 from stoker.runtime.tenancy.api_key import Keyring
+from stoker.runtime.worker.workplace import why_users_are_shared
 
 MODULE = "stoker.runtime.cli"
 WATCH_S = 0.1
@@ -67,13 +68,16 @@ async def check_own_server(url: str) -> None:
         raise ServerUnfit(f"the queue's server {url} can't be used: {error}; see --redis") from error
 
 
-def banner(settings: Settings, url: str, pid: int) -> str:
-    """What to type next, with the data folder and the address where those aren't the ones that are taken anyway."""
+def banner(settings: Settings, url: str, pid: int, shared: str = "") -> str:
+    """What to type next, with the data folder and the address where those aren't the ones that are taken anyway.
+    `shared`: why root's functions run as root."""
     data = "" if settings.data_dir == from_environment().data_dir else f" --data {shlex.quote(str(settings.data_dir))}"
     lines = [f"stoker is up at {url}  (pid {pid}, data in {settings.data_dir})"]
     lines += address_lines(url)
     if settings.auth == "keys":
         lines.append(f"callers need an API key; yours: stoker tenants root-key{data}, others': stoker tenants create")
+    if shared:
+        lines.append(f"functions run as root, and can read what root can: {shared}")
     lines.append(f"stop it with: stoker down{data}")
     return "\n".join(lines)
 
@@ -158,7 +162,8 @@ class Supervisor:
         self._controller.start()
         try:
             if await self._ready(stop) and announce:
-                print(banner(self._settings, self.url, os.getpid()), flush=True)
+                shared = why_users_are_shared() if os.geteuid() == 0 else ""
+                print(banner(self._settings, self.url, os.getpid(), shared), flush=True)
             if self._reload and not stop.is_set():
                 watchers.append(asyncio.create_task(keep_deployed(self._reload, self._client_environment())))
             await stop.wait()

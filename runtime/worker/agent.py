@@ -35,7 +35,7 @@ from stoker.runtime.worker.llm_replica import LlmReplica
 from stoker.runtime.worker.reconcile import compare
 from stoker.runtime.worker.replica import Replica, Start
 from stoker.runtime.worker.weight_sources import WeightSources
-from stoker.runtime.worker.workplace import can_switch_users
+from stoker.runtime.worker.workplace import why_users_are_shared
 from stoker.runtime.worker.zygote_link import ZygoteLink
 
 REPORT_S = 0.5
@@ -257,7 +257,9 @@ async def run_agent(settings: Settings, host_id: str, metadata: InstanceMetadata
         host_id, worker, settings, broker, bells, ring, zygote, find_devices(), sources, *books, Cluster(client)
     )
     agents.append(Agent(host, wanted, metadata, facts))
-    if can_switch_users():
+    if shared := why_users_are_shared():
+        log.info("functions run as this process's user: %s", shared)
+    else:
         settings.data_dir.chmod(0o700)
     await zygote.start()
     await bells.start()

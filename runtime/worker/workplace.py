@@ -114,13 +114,21 @@ def try_lock(path: Path) -> int | None:
 
 def can_switch_users() -> bool:
     """Whether processes started here can run as users of their own, and these can read the Python that they run."""
+    return not why_users_are_shared()
+
+
+def why_users_are_shared() -> str:
+    """Why functions run as the worker's user; "" where they have users of their own."""
     if sys.platform != "linux" or os.geteuid() != 0:
-        return False
+        return "only root can give functions users of their own"
     capabilities = int(status_field("CapEff"), 16)
-    mapped = any(maps_uids(line) for line in Path("/proc/self/uid_map").read_text().splitlines())
-    allowed = all(capabilities >> bit & 1 for bit in NEEDED)
+    if missing := [name for bit, name in NEEDED.items() if not capabilities >> bit & 1]:
+        return f"this root lacks {', '.join(missing)}"
+    if not any(maps_uids(line) for line in Path("/proc/self/uid_map").read_text().splitlines()):
+        return f"the user namespace has no users {FIRST_UID} to {FIRST_UID + PLACES - 1}"
     code = (Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parent, Path(tempfile.gettempdir()))
-    return mapped and allowed and all(open_to_all(path) for path in code)
+    closed = next((folder for path in code if (folder := closed_folder(path))), None)
+    return f"other users can't enter {closed}, where Python, stoker or the temporary files are" if closed else ""
 
 
 def status_field(name: str) -> str:
@@ -133,10 +141,11 @@ def maps_uids(line: str) -> bool:
     return first <= FIRST_UID and first + count >= FIRST_UID + PLACES
 
 
-def open_to_all(path: Path) -> bool:
-    """Whether every user may pass through the folders to `path`, links followed, and into it."""
+def closed_folder(path: Path) -> Path | None:
+    """The first folder on the way to `path`, links followed, or that itself, that not every user may enter."""
     resolved = path.resolve()
-    return all(folder.stat().st_mode & stat.S_IXOTH for folder in (resolved, *resolved.parents))
+    way = (*reversed(resolved.parents), resolved)
+    return next((folder for folder in way if not folder.stat().st_mode & stat.S_IXOTH), None)
 
 
 def end_processes_of(uid: int) -> None:

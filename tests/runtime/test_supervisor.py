@@ -36,3 +36,8 @@ def test_what_the_environment_says_needs_no_saying(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("STOKER_URL", "http://127.0.0.1:8001/")
     lines = banner(Settings(tmp_path / "d"), "http://127.0.0.1:8001", 7).splitlines()
     assert lines[1:] == ["stop it with: stoker down"]
+
+
+def test_that_functions_run_as_root_is_said(tmp_path: Path) -> None:
+    lines = banner(Settings(tmp_path), USUAL, 7, "other users can't enter /root").splitlines()
+    assert "functions run as root, and can read what root can: other users can't enter /root" in lines

@@ -152,7 +152,7 @@ def test_only_workers_are_root_and_give_functions_users_of_their_own(hosts: dict
         assert user == ("root" if is_worker(name) else "stoker")
         assert environment(files, "/etc/stoker/bootstrap.env")["SERVICE_USER"] == user
         assert f"stoker-disk /var/lib/stoker {user}\n" in unit
-        assert ("can_switch_users" in unit) == is_worker(name) == ("/usr/local/bin/stoker-metadata" in files)
+        assert ("why_users_are_shared" in unit) == is_worker(name) == ("/usr/local/bin/stoker-metadata" in files)
         if is_worker(name):
             uids = f"{FIRST_UID}-{FIRST_UID + PLACES - 1}"
             assert f"\nExecStartPre=+/usr/local/bin/stoker-metadata {uids}\n" in unit

@@ -16,7 +16,7 @@ from stoker.runtime.wire import AsyncChannel, socket_pair
 from stoker.runtime.worker import workplace
 from stoker.runtime.worker.function_replica import MODULE, start_frame
 from stoker.runtime.worker.log_capture import Capture
-from stoker.runtime.worker.workplace import NoPlace, Workplace, can_switch_users, maps_uids, open_to_all, take_place
+from stoker.runtime.worker.workplace import NoPlace, Workplace, can_switch_users, closed_folder, maps_uids, take_place
 from stoker.runtime.worker.zygote_link import ZygoteLink
 
 CODE = """
@@ -110,7 +110,17 @@ def test_a_folder_that_others_may_not_pass_is_seen(tmp_path: Path) -> None:
     inner = tmp_path / "a" / "b"
     inner.mkdir(parents=True)
     (tmp_path / "a").chmod(0o700)
-    assert not open_to_all(inner)
+    closed = closed_folder(inner)
+    assert closed in inner.parents and not closed.stat().st_mode & 0o001
+    assert closed_folder(Path("/usr")) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root could give users of their own")
+def test_why_root_gives_no_users_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workplace, "closed_folder", lambda path: Path("/root"))
+    told = workplace.why_users_are_shared()
+    assert told and ("/root" in told or "CAP_" in told or "namespace" in told)
+    assert not can_switch_users()
 
 
 async def run_looking(place: Workplace, zygote: ZygoteLink, path: Path, log: Any) -> dict[str, Any]:
@@ -156,7 +166,7 @@ async def test_as_root_a_function_runs_as_a_user_of_its_own(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It can't read the worker's files or become root; what it leaves running ends with it."""
-    monkeypatch.setattr(workplace, "open_to_all", lambda path: True)
+    monkeypatch.setattr(workplace, "closed_folder", lambda path: None)
     monkeypatch.setattr(tempfile, "tempdir", os.environ["PYTEST_DEBUG_TEMPROOT"])
     if not can_switch_users():
         pytest.skip("this container may not start processes as other users")
