@@ -1,7 +1,9 @@
 """From an app's file to deployed functions: import it, bundle its code, send both to a gateway."""
 
+import contextlib
 import hashlib
 import importlib.util
+import os
 import sys
 import traceback
 import zipfile
@@ -83,7 +85,8 @@ def import_file(path: Path) -> ModuleType:
     sys.path.insert(0, str(path.parent.resolve()))
     sys.modules[name] = module
     try:
-        location.loader.exec_module(module)
+        with printing_aside():
+            location.loader.exec_module(module)
     except (InvalidSpec, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -91,6 +94,21 @@ def import_file(path: Path) -> ModuleType:
     finally:
         sys.path.pop(0)
     return module
+
+
+@contextlib.contextmanager
+def printing_aside() -> Iterator[None]:
+    """What users' code and its children print goes to standard error: standard output is the command's own."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def import_problem(path: Path, error: BaseException) -> str:

@@ -108,3 +108,14 @@ def test_a_syntax_error_is_shown_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(InvalidSpec, match="SyntaxError") as caught:
         load_apps(path)
     assert "def f(:" in str(caught.value) and "importlib" not in str(caught.value)
+
+
+def test_what_an_import_prints_goes_to_standard_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "noisy_app.py").write_text(
+        "import os, stoker\nprint('from Python')\nos.system('echo from a child')\napp = stoker.App('noisy')\n"
+        "@app.function()\ndef f(x): return x\n"
+    )
+    print("before")
+    load_apps(tmp_path / "noisy_app.py")
+    print("after")
+    assert capfd.readouterr() == ("before\nafter\n", "from Python\nfrom a child\n")

@@ -1,5 +1,6 @@
 """What holds of all commands: how they exit, and that a program can read what they print."""
 
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -145,6 +146,20 @@ def answering(body: bytes) -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
         thread.join()
+
+
+def test_json_is_all_that_a_noisy_app_leaves_on_standard_output(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stoker.runtime.client.client import Client
+
+    file = tmp_path / "noisy_shop.py"
+    file.write_text(f"import os\nprint('noise')\nos.system('echo noise of a child')\n{APP}")
+    record = {"name": "f", "kind": "python", "version": "1"}
+    monkeypatch.setattr(Client, "request", lambda self, *_, **__: {"functions": [record], "deleted": []})
+    assert run(lambda: app(["deploy", str(file), "--json"], standalone_mode=False)) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out) == [record] and err == "noise\nnoise of a child\n"
 
 
 def test_setting_a_secret_says_when_functions_get_it(
