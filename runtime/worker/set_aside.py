@@ -2,7 +2,8 @@
 
 Around a deployment replicas of two versions claim the same function's jobs. What the older one can't take it keeps,
 without running it, until the newer one is ready and this one stops: then it goes back as it came, to the newer one. A
-job that the deployed version can't take, also after a rollback, is refused in that version's words.
+job that the deployed version can't take, also after a rollback, is refused; it can be replayed once the version that it
+was accepted for is back.
 """
 
 import asyncio
@@ -11,11 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from stoker.queue.records import Claim, Failure, Metered, pack
+from stoker.queue.records import Claim, Failure, Metered, pack, unpack
 from stoker.queue.retry import insist
 from stoker.runtime.contract import contract_of, may_try
 from stoker.runtime.error_record import bounded
+from stoker.runtime.releases import Release, readable_releases
+from stoker.runtime.spec import full_name, owner_of
 from stoker.runtime.worker.host import PATIENCE_S
+from stoker.runtime.worker.overtaken import overtaken
 
 if TYPE_CHECKING:
     from stoker.runtime.worker.replica import Record, Replica
@@ -32,7 +36,8 @@ Verdict = Literal["wait", "refuse", "failing"]
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """`error`: why this version doesn't take it; `since` is in monotonic seconds; usage and notes as of then."""
+    """`error`: why this version doesn't take it, with no message if it may not look; `since` is in monotonic seconds;
+    usage and notes as of then."""
 
     claim: Claim
     error: "Record"
@@ -71,11 +76,7 @@ class SetAside:
         """False: it was set aside. True: it fits, or its code can tell by itself; see `misfits`."""
         if may_try(body.get("for", ""), self._own):
             return True
-        version = self._replica.spec.version
-        message = (
-            f"The input was made for another version of the function than {version}, which is deployed; send it again"
-        )
-        self.put(claim, {"type": "invalid_request_error", "message": message, "code": "version_changed"})
+        self.put(claim, {"message": ""})
         return False
 
     def misfits(self, claim: Claim, body: Mapping[str, Any], error: "Record") -> bool:
@@ -131,16 +132,28 @@ class SetAside:
             rollouts = (await insist(cluster.fleet, PATIENCE_S)).get("rollouts", {})
             rollout = rollouts.get(spec.name, {})
             verdict = verdict_of(spec.version, (deployed or {}).get("version", ""), rollout)
+            if verdict == "refuse":
+                await self._refuse(jobs)
             for job_id, aside in jobs:
-                self._settle(job_id, aside, verdict, rollout)
+                if verdict == "failing" and time.monotonic() - aside.since > FAILING_S:
+                    self._end(job_id, unstartable(rollout), retry=False)
             self._room.set()
             await asyncio.sleep(LOOK_S)
 
-    def _settle(self, job_id: str, aside: Aside, verdict: Verdict, rollout: Mapping[str, Any]) -> None:
-        if verdict == "refuse":
-            self._end(job_id, aside.error, retry=False)
-        elif verdict == "failing" and time.monotonic() - aside.since > FAILING_S:
-            self._end(job_id, unstartable(rollout), retry=False)
+    async def _refuse(self, jobs: list[tuple[str, Aside]]) -> None:
+        cluster, spec = self._replica.host.cluster, self._replica.spec
+        app = full_name(owner_of(spec.name), spec.app)
+        kept = readable_releases(await insist(lambda: cluster.releases(app), PATIENCE_S))
+        for job_id, aside in jobs:
+            self._end(job_id, self._refusal(aside, kept), retry=False)
+
+    def _refusal(self, aside: Aside, kept: list[Release]) -> "Record":
+        """What was made for the same is no other version's."""
+        made_for = unpack(aside.claim.payload).get("for", "")
+        if made_for in ("", self._own):
+            return aside.error
+        said = str(aside.error.get("message") or "")
+        return overtaken(aside.claim, self._replica.spec, made_for, said, kept)
 
 
 def unstartable(rollout: Mapping[str, Any]) -> "Record":

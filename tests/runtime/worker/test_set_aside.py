@@ -11,8 +11,10 @@ import pytest
 
 from stoker.queue import keys
 from stoker.queue.broker import Broker
+from stoker.queue.cluster import Change
 from stoker.queue.records import Job, JobState, NewJob, new_job_id, pack, unpack
 from stoker.runtime.contract import contract_of
+from stoker.runtime.releases import release_of
 from stoker.runtime.spec import FunctionSpec
 from stoker.runtime.tenancy.vault import Vault
 from stoker.runtime.worker import set_aside
@@ -35,7 +37,7 @@ def triple(x, y=1, z=1):
 def whole(x):
     return x
 """
-OLD = FunctionSpec(name="f", kind="python", version="old", code="0" * 64, entry="adding:add", takes="{x, y?}")
+OLD = FunctionSpec(name="f", kind="python", app="a", version="old", code="0" * 64, entry="adding:add", takes="{x, y?}")
 NEW = replace(OLD, version="new", entry="adding:triple", takes="{x, y?, z?}")
 WHOLE = replace(OLD, entry="adding:whole", takes="value")
 
@@ -62,6 +64,12 @@ async def started(worker: Host, spec: FunctionSpec) -> FunctionReplica:
 
 async def deploy(worker: Host, spec: FunctionSpec) -> None:
     await worker.cluster.put_function("f", spec.to_dict())
+
+
+async def release(worker: Host, spec: FunctionSpec) -> None:
+    kept = release_of([spec], now=1.0, by="")
+    change = Change({spec.name: spec.to_dict()}, releases={kept.version: kept.to_dict()})
+    await worker.cluster.change_functions("a", lambda *_: change)
 
 
 async def enqueue(worker: Host, spec: FunctionSpec, value: Any, run_within_ms: int = 0) -> str:
@@ -140,19 +148,28 @@ async def test_fields_are_not_taken_for_a_value(worker: Host) -> None:
     await stop(new)
 
 
-async def test_what_was_made_for_a_version_that_is_gone_is_refused_if_it_does_not_fit(worker: Host) -> None:
-    await deploy(worker, NEW)
+async def test_what_was_made_for_a_version_that_is_gone_says_how_it_still_can_run(worker: Host) -> None:
+    await release(worker, NEW)
     gone = await enqueue(worker, NEW, {"x": 1, "z": 1})
-    other = await enqueue(worker, WHOLE, {"x": 1})
+    unkept = await enqueue(worker, WHOLE, {"x": 1})
     fits = await enqueue(worker, NEW, {"x": 1})
     # Rolled back before it was ready.
-    await deploy(worker, OLD)
+    await release(worker, OLD)
     old = await started(worker, OLD)
     assert value_of(await ended(worker, fits)) == 2
     error = error_of(await ended(worker, gone))
-    assert error["code"] == "invalid_input" and "'z'" in error["message"]
-    assert error_of(await ended(worker, other))["code"] == "version_changed"
+    assert error["code"] == "version_changed" and "'z'" in error["message"]
+    assert "accepted for version new, and version old, which serves now" in error["message"]
+    assert f"`stoker rollback a new`, then `stoker jobs replay {gone}`" in error["message"]
+    error = error_of(await ended(worker, unkept))
+    assert error["code"] == "version_changed" and "rollback" not in error["message"]
+    assert "accepted for another version, which is no longer kept, and version old" in error["message"]
     await stop(old)
+    await release(worker, NEW)
+    new = await started(worker, NEW)
+    await worker.broker.replay(gone)
+    assert value_of(await ended(worker, gone)) == 3
+    await stop(new)
 
 
 async def test_own_misfits_are_refused_at_once(worker: Host) -> None:
