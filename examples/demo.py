@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -20,6 +21,7 @@ from stoker.coldstart.waterfall import moved_bytes
 from stoker.runtime.client.client import Client
 from stoker.runtime.local import LocalStack
 from stoker.runtime.publishing import push_model
+from stoker.runtime.settings import from_environment
 from stoker.runtime.supervisor import address_lines
 
 ROOT = Path(__file__).parent.parent
@@ -47,13 +49,15 @@ def publish_model() -> None:
     console.print(f"published {facts['bytes'] / 1e6:.0f} MB of weights to {facts['url']}")
 
 
-def ask(url: str, question: str) -> str:
+def ask(stack: LocalStack, question: str) -> str:
     """Streams one answer to the screen; returns the job's id."""
     body = {"model": "smollm2", "messages": [{"role": "user", "content": question}], "stream": True, "temperature": 0}
     asked = time.monotonic()
     first = None
     console.print(f"\n[bold]{question}[/bold]")
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=120) as response:
+    headers = {"authorization": f"Bearer {stack.api_key}"} if stack.api_key else {}
+    url = f"{stack.url}/v1/chat/completions"
+    with httpx.stream("POST", url, json=body, headers=headers, timeout=120) as response:
         job_id = response.headers.get("x-job-id", "")
         for line in response.iter_lines():
             if line.startswith(": "):
@@ -93,19 +97,29 @@ def wait_until_asleep(client: Client) -> None:
     console.print(f"workers awake: {replicas(client)} (after {time.monotonic() - started:.1f} s without a request)")
 
 
-def show_how_to_call(url: str) -> None:
-    found = "".join(f"\n{line}" for line in address_lines(url))
+def show_how_to_call(stack: LocalStack) -> None:
+    url, found = stack.url, "".join(f"\n{line}" for line in [*address_lines(stack.url), *key_lines(stack)])
+    header = """ \\\n    -H "authorization: Bearer $STOKER_API_KEY\"""" if stack.api_key else ""
+    key = "$STOKER_API_KEY" if stack.api_key else "none"
     console.print(
         f"""{found}
 [bold]Try[/bold]
-  curl {url}/v1/chat/completions -H 'content-type: application/json' \\
+  curl {url}/v1/chat/completions -H 'content-type: application/json'{header} \\
     -d '{{"model": "smollm2", "temperature": 0, "max_tokens": 50,
          "messages": [{{"role": "user", "content": "Hello!"}}]}}'
-  OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY=none  (for the openai client)
+  OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={key}  (for the openai client)
 Ctrl-C, or `stoker down` from elsewhere, stops everything.""",
         highlight=False,
         soft_wrap=True,
     )
+
+
+def key_lines(stack: LocalStack) -> list[str]:
+    """Where callers need a key: how to have the operator's."""
+    if not stack.api_key:
+        return []
+    data = "" if from_environment().data_dir == DATA else f" --data {shlex.quote(str(DATA))}"
+    return [f'callers need an API key; yours: export STOKER_API_KEY="$(stoker tenants root-key{data})"']
 
 
 def main() -> None:
@@ -121,11 +135,11 @@ def main() -> None:
         stack.deploy(ROOT / "examples" / "chat.py")
         with stack.client() as client:
             if stay:
-                show_how_to_call(stack.url)
+                show_how_to_call(stack)
                 stack.wait()
                 return
             console.print(f"workers awake: {replicas(client)}")
-            show_timeline(client, ask(stack.url, QUESTION))
+            show_timeline(client, ask(stack, QUESTION))
             wait_until_asleep(client)
 
 

@@ -11,7 +11,9 @@ from typing import Any
 from stoker.runtime.client.client import Client
 from stoker.runtime.deployment import deploy
 from stoker.runtime.processes import parent_mark
+from stoker.runtime.secret import kept_secret
 from stoker.runtime.supervisor import read_state
+from stoker.runtime.tenancy.api_key import Keyring
 
 START_S = 60.0
 
@@ -22,7 +24,8 @@ class StartFailed(RuntimeError):
 
 class LocalStack:
     """Runs `stoker up` on a free port in `data_dir`; leaving the block stops it, work handed back first. It never
-    outlives this process (make it on the main thread: Linux follows the thread that starts a child)."""
+    outlives this process (make it on the main thread: Linux follows the thread that starts a child). Where callers need
+    a key (STOKER_AUTH=keys), `api_key` is the operator's, which `client` and `deploy` use."""
 
     def __init__(self, data_dir: Path, *, port: int = 0, env: dict[str, str] | None = None, hosts: int = 1) -> None:
         self.data_dir = data_dir
@@ -31,6 +34,7 @@ class LocalStack:
         self._env = {**os.environ, **(env or {}), **parent_mark(os.getpid())}
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
+        self.api_key = ""
         self.redis_url = ""
         self.store_url = ""
 
@@ -56,6 +60,7 @@ class LocalStack:
             state = read_state(self.data_dir)
             if state and state["pid"] == self._process.pid:
                 self.url, self.redis_url, self.store_url = (str(state[name]) for name in ("url", "redis", "store"))
+                self.api_key = self._operators_key()
                 return
             time.sleep(0.02)
         self.kill()
@@ -80,8 +85,14 @@ class LocalStack:
         self._process.wait()
 
     def client(self) -> Client:
-        return Client(self.url)
+        return Client(self.url, self.api_key)
 
     def deploy(self, file: Path) -> list[dict[str, Any]]:
         with self.client() as client:
             return [record for app in deploy(file, client) for record in app["functions"]]
+
+    def _operators_key(self) -> str:
+        """ "" where callers need none."""
+        if self._env.get("STOKER_AUTH") != "keys":
+            return ""
+        return Keyring(self._env.get("STOKER_SECRET") or kept_secret(self.data_dir)).root_text()

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from examples import publish
+from examples import demo, publish
+from stoker.runtime.client.client import Client
 from stoker.runtime.local import LocalStack
 from stoker.runtime.publishing import push_model
 
@@ -124,3 +126,21 @@ def test_the_models_of_the_examples_are_published_once(
     publish.main(tmp_path.as_uri())
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == sizes
     assert capsys.readouterr().out.splitlines() == [f"{tmp_path.as_uri()}/{name}" for name in ("minilm", "smollm2")] * 2
+
+
+def test_the_demo_calls_where_callers_need_a_key(
+    tmp_path: Path, smollm2_store_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CHAT_WEIGHTS", smollm2_store_url)
+    monkeypatch.setattr(demo, "DATA", tmp_path / "data")
+    with LocalStack(tmp_path / "data", env={"STOKER_AUTH": "keys"}) as stack, stack.client() as client:
+        stack.deploy(EXAMPLES / "chat.py")
+        demo.show_how_to_call(stack)
+        assert client.job(demo.ask(stack, demo.QUESTION))["state"] == "succeeded"
+        said = capsys.readouterr().out
+        (offered,) = re.findall(r'export STOKER_API_KEY="\$\(stoker (.*)\)"', said)
+        command = [sys.executable, "-m", "stoker.runtime.cli", *shlex.split(offered)]
+        key = subprocess.check_output(command, text=True).strip()
+        with Client(stack.url, key) as other:
+            assert [row["name"] for row in other.functions()] == ["smollm2"]
+    assert "authorization: Bearer $STOKER_API_KEY" in said and key not in said and "Paris" in said
