@@ -68,7 +68,7 @@ class ZygoteLink:
 
     async def close(self) -> None:
         if self._sock:
-            self._bury()
+            self._bury("the agent stops")
         if self._process:
             await stop_child(self._process, grace_s=2.0)
 
@@ -99,6 +99,8 @@ class ZygoteLink:
             "new_session": new_session,
         }
         answer: asyncio.Future[Forked] = asyncio.get_running_loop().create_future()
+        # Looked at, or asyncio would complain when whoever asked has left.
+        answer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         self._requests[number] = answer
         try:
             socket.send_fds(self._sock, [packed(request)], list(fds))
@@ -129,7 +131,7 @@ class ZygoteLink:
         if data:
             self._on_message(msgpack.unpackb(data))
         else:
-            self._bury()
+            self._bury(f"the zygote died before it answered; see {self._log}")
 
     def _on_message(self, message: dict[str, Any]) -> None:
         if message["t"] == READY:
@@ -141,8 +143,8 @@ class ZygoteLink:
         elif message["t"] == EXITED:
             self._children.pop(message["pid"]).end(message["code"])
 
-    def _bury(self) -> None:
-        """Its children die with it."""
+    def _bury(self, why: str) -> None:
+        """Its children die with it; `why` is told to those who wait for one."""
         assert self._sock is not None
         asyncio.get_running_loop().remove_reader(self._sock)
         self._sock.close()
@@ -152,7 +154,7 @@ class ZygoteLink:
         self._children.clear()
         for answer in self._requests.values():
             if not answer.done():
-                answer.set_exception(ZygoteGone(f"the zygote died before it answered; see {self._log}"))
+                answer.set_exception(ZygoteGone(why))
         self._requests.clear()
 
 

@@ -1,6 +1,7 @@
 """A zygote that all tests of this file fork from; one of them kills it."""
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -113,6 +114,25 @@ async def test_a_request_to_a_zygote_that_can_not_start_fails(tmp_path: Path, mo
     with pytest.raises(ZygoteGone):
         await link.fork("anything", name="x", env={}, fds=(), log=tmp_path / "child.log")
     await link.close()
+
+
+async def test_a_request_that_nobody_waits_for_any_more_ends_in_silence(tmp_path: Path) -> None:
+    loop, said = asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda _, context: said.append(context["message"]))
+    try:
+        link = ZygoteLink(tmp_path / "zygote.log")
+        forking = asyncio.create_task(link.fork("anything", name="x", env={}, fds=(), log=tmp_path / "child.log"))
+        while not link._requests:
+            await asyncio.sleep(0.01)
+        forking.cancel()
+        await asyncio.gather(forking, return_exceptions=True)
+        await link.close()
+        del link, forking
+        gc.collect()
+        await asyncio.sleep(0)
+    finally:
+        loop.set_exception_handler(None)
+    assert said == []
 
 
 async def test_what_a_start_waited_for_the_zygote_is_a_phase_of_its_own(zygote: ZygoteLink, tmp_path: Path) -> None:
