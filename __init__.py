@@ -9,11 +9,13 @@ if TYPE_CHECKING:
     from stoker.runtime.client.errors import JobFailed, StokerError, WaitTimeout
     from stoker.runtime.routing.router import Route
     from stoker.runtime.sdk import SLO, App, Batch, load, method
+    from stoker.runtime.spec import Limits
 
 HOMES = {
     "SLO": "stoker.runtime.sdk",
     "App": "stoker.runtime.sdk",
     "Batch": "stoker.runtime.sdk",
+    "Limits": "stoker.runtime.spec",
     "load": "stoker.runtime.sdk",
     "method": "stoker.runtime.sdk",
     "AsyncClient": "stoker.runtime.client.async_client",
@@ -30,6 +32,7 @@ __all__ = [
     "Batch",
     "Client",
     "JobFailed",
+    "Limits",
     "Route",
     "StokerError",
     "WaitTimeout",

@@ -5,6 +5,7 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
 
 from typing_extensions import TypedDict, Unpack
@@ -41,7 +42,8 @@ class Options(TypedDict, total=False):
     """Times are in seconds. `gpu` keeps the function off hosts without one; `concurrency` calls (or batches) run at
     once in a replica; `buffer_replicas` are kept to spare while there is work. `env` are environment variables;
     `secrets` name values that were stored with `stoker secrets set`: "hf-token" becomes the variable HF_TOKEN.
-    `memory_mb` bounds what a replica may allocate (0: no bound). The URL `webhook` is told how each job ended."""
+    `memory_mb` bounds what a replica may allocate (0: no bound). The URL `webhook` is told how each job ended.
+    `limits`: deadlines, and what the function, or each tenant in it, may have at once and per minute."""
 
     name: str
     gpu: str
@@ -53,6 +55,7 @@ class Options(TypedDict, total=False):
     buffer_replicas: int
     timeout: float
     retries: int
+    limits: Limits | None
     slo: SLO | None
     env: Mapping[str, str]
     secrets: Sequence[str]
@@ -155,6 +158,7 @@ class App:
         idle_timeout: float = 60.0,
         buffer_replicas: int = 0,
         timeout: float = 600.0,
+        limits: Limits | None = None,
         slo: SLO | None = None,
     ) -> FunctionSpec:
         """A language model published with `stoker push`; `weights` is its store URL; `buffer_replicas` are kept to
@@ -162,17 +166,16 @@ class App:
         LoRA adapters by name, also published with `stoker push`, of at most `adapter_rank`, `adapter_slots` of them on
         a device at once; callers ask for "NAME:ADAPTER". `batch_invariant`: slower; no bit depends on other calls."""
         more = {"adapter_slots": adapter_slots, "adapter_rank": adapter_rank, "batch_invariant": batch_invariant}
-        options = ModelOptions(dtype=dtype, max_model_len=max_model_len, max_seqs=max_seqs, **more)  # type: ignore[arg-type]
         return self._add(
             FunctionSpec(
                 name=name,
                 kind="llm",
                 app=self.name,
                 weights=weights,
-                model=options,
+                model=ModelOptions(dtype, max_model_len, max_seqs, **more),  # type: ignore[arg-type]
                 slo=slo or SLO(),
                 scaling=scaling_of(min_replicas, max_replicas, idle_timeout, buffer_replicas),
-                limits=limits_of(timeout),
+                limits=limits_of(limits, timeout),
                 public_prefix=public_prefix,
                 adapters=dict(adapters or {}),
             )
@@ -188,6 +191,7 @@ class App:
         max_replicas: int = 1,
         idle_timeout: float = 60.0,
         timeout: float = 600.0,
+        limits: Limits | None = None,
     ) -> FunctionSpec:
         """A text encoder published with `stoker push`, served under /v1/embeddings."""
         return self._add(
@@ -198,7 +202,7 @@ class App:
                 weights=weights,
                 model=ModelOptions(dtype=dtype),
                 scaling=scaling_of(min_replicas, max_replicas, idle_timeout),
-                limits=limits_of(timeout),
+                limits=limits_of(limits, timeout),
             )
         )
 
@@ -296,6 +300,7 @@ def python_spec(
     buffer_replicas: int = 0,
     timeout: float = 600.0,
     retries: int = 2,
+    limits: Limits | None = None,
     slo: SLO | None = None,
     env: Mapping[str, str] | None = None,
     secrets: Sequence[str] = (),
@@ -313,7 +318,7 @@ def python_spec(
         concurrency=concurrency,
         slo=slo or SLO(),
         scaling=scaling_of(min_replicas, max_replicas, idle_timeout, buffer_replicas),
-        limits=limits_of(timeout, retries),
+        limits=limits_of(limits, timeout, retries),
         env=dict(env or {}),
         secrets=tuple(secrets),
         memory_mb=memory_mb,
@@ -321,11 +326,16 @@ def python_spec(
     )
 
 
-def limits_of(timeout: float, retries: int = 2) -> Limits:
+def limits_of(limits: Limits | None, timeout: float, retries: int = 2) -> Limits:
     """Raises InvalidSpec, in the words of who wrote the app; so does `scaling_of`."""
     require(0 <= timeout <= MAX_SECONDS, f"timeout must be 0 to {MAX_SECONDS:g} seconds (0: no limit), not {timeout}")
     require(0 <= retries < 100, f"retries must be 0 to 99, not {retries}")
-    return Limits(run_within_s=timeout, max_attempts=retries + 1)
+    usual = Limits()
+    given = limits or usual
+    for option, field in (("timeout", "run_within_s"), ("retries", "max_attempts")):
+        unsaid = getattr(given, field) == getattr(usual, field)
+        require(unsaid, f"say {option}=... beside limits, not {field} in them")
+    return replace(given, run_within_s=timeout, max_attempts=retries + 1)
 
 
 def scaling_of(min_replicas: int, max_replicas: int, idle_timeout: float, buffer_replicas: int = 0) -> Scaling:

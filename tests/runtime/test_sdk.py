@@ -1,6 +1,7 @@
 """What an app declares: functions, and classes whose methods are functions."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,22 @@ def test_a_wrong_number_is_refused_under_the_name_that_was_written(option: str) 
             app.llm("chat", weights="s3://a/b", **{option: -1})  # type: ignore[arg-type]
         with pytest.raises(InvalidSpec, match=f"^{option} must be"):
             app.embed("embed", weights="s3://a/b", **{option: -1})  # type: ignore[arg-type]
+
+
+def test_limits_go_beside_timeout_and_retries() -> None:
+    app = stoker.App("shop")
+    limits = stoker.Limits(start_within_s=5, max_running_per_tenant=2)
+    tagger(app, limits=limits, timeout=30, retries=0)
+    [spec] = app.functions.values()
+    assert spec.limits == replace(limits, run_within_s=30, max_attempts=1)
+    assert app.llm("chat", weights="s3://a/b", limits=limits).limits == limits
+    assert app.embed("embed", weights="s3://a/b", limits=limits, timeout=9).limits.run_within_s == 9
+
+
+@pytest.mark.parametrize(("field", "option"), [("run_within_s", "timeout"), ("max_attempts", "retries")])
+def test_what_has_an_option_is_not_said_in_limits(field: str, option: str) -> None:
+    with pytest.raises(InvalidSpec, match=f"^say {option}=... beside limits, not {field} in them"):
+        tagger(stoker.App("shop"), limits=stoker.Limits(**{field: 7}))
 
 
 def test_an_app_s_bad_name_is_called_the_app_s() -> None:
