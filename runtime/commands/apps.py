@@ -1,7 +1,6 @@
 """`stoker deploy`, `versions`, `rollback`, `delete` and `functions`."""
 
 import json
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +16,7 @@ from stoker.runtime.commands.terminal import (
     Url,
     client_of,
     deployed_names,
+    moment,
     print_table,
     show,
 )
@@ -29,7 +29,7 @@ Wait = Annotated[
         help=f"Start it for a trial, until it serves or is known not to start; {MOST_S / 60:g} minutes at most.",
     ),
 ]
-VERSION_COLUMNS = ("version", "", "state", "deployed", "by", "functions")
+VERSION_COLUMNS = ("version", "", "state", "deployed (UTC)", "by", "functions")
 
 
 def deploy(
@@ -73,7 +73,7 @@ def versions(name: AppName, url: Url = GATEWAY_URL, api_key: ApiKey = "", as_jso
 
 
 def version_cells(row: dict[str, Any]) -> tuple[object, ...]:
-    deployed = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["deployed_at"]))
+    deployed = moment(row["deployed_at"])
     functions = ", ".join(f"{part['name']} {part['version']}" for part in row["functions"])
     return row["version"], "current" if row["current"] else "", row["state"], deployed, row["by"], functions
 

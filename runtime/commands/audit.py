@@ -1,12 +1,11 @@
 """`stoker audit`: who changed what, and whether the record of it is whole."""
 
 import json
-from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
-from stoker.runtime.commands.terminal import GATEWAY_URL, ApiKey, AsJson, Url, client_of, print_table
+from stoker.runtime.commands.terminal import GATEWAY_URL, ApiKey, AsJson, Url, client_of, moment, print_table
 
 COLUMNS = ("number", "at (UTC)", "tenant", "key", "action", "of", "status")
 
@@ -30,7 +29,7 @@ def audit(
 
 
 def cells_of(entry: dict[str, object]) -> list[object]:
-    at = datetime.fromtimestamp(float(str(entry["at"])), UTC).strftime("%Y-%m-%d %H:%M:%S")
+    at = moment(float(str(entry["at"])))
     target = entry["target"]
     named = " ".join(str(value) for value in target.values()) if isinstance(target, dict) else ""
     return [entry["number"], at, entry["tenant"], entry["key_id"], entry["action"], named, entry["status"]]

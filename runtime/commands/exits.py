@@ -27,7 +27,8 @@ def explain(error: Exception) -> tuple[str, int]:
 
     if isinstance(error, Unreachable):
         return f"{error}; start one with `stoker up`, or name it with --url or STOKER_URL", UNREACHABLE
-    return "\n".join([str(error), *advice(error)]), FAILED
+    traceback = getattr(error, "traceback", "").rstrip()
+    return "\n".join([str(error), *([traceback] if traceback else []), *advice(error)]), FAILED
 
 
 def advice(error: Exception) -> list[str]:

@@ -2,12 +2,11 @@
 
 import json
 import sys
-import time
 from typing import Annotated
 
 import typer
 
-from stoker.runtime.commands.terminal import GATEWAY_URL, ApiKey, AsJson, Url, client_of, print_table, show
+from stoker.runtime.commands.terminal import GATEWAY_URL, ApiKey, AsJson, Url, client_of, moment, print_table, show
 
 secrets = typer.Typer(no_args_is_help=True, help="Secrets of functions: stored encrypted, never shown again.")
 
@@ -34,9 +33,8 @@ def list_secrets(url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json: AsJson =
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    when = [time.strftime("%Y-%m-%d %H:%M", time.localtime(row["set_at"])) for row in rows]
-    cells = [(row["name"], row["variable"], at) for row, at in zip(rows, when, strict=True)]
-    print_table(("secret", "variable", "set"), cells)
+    cells = [(row["name"], row["variable"], moment(row["set_at"])) for row in rows]
+    print_table(("secret", "variable", "set (UTC)"), cells)
 
 
 @secrets.command("delete")

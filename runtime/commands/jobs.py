@@ -10,6 +10,7 @@ import typer
 from stoker.coldstart.timeline import Row
 from stoker.coldstart.waterfall import bottleneck, moved_bytes, trace_events
 from stoker.runtime.commands.exits import interruptible
+from stoker.runtime.commands.job_view import print_job
 from stoker.runtime.commands.progress import waiting, watched
 from stoker.runtime.commands.terminal import (
     GATEWAY_URL,
@@ -19,6 +20,7 @@ from stoker.runtime.commands.terminal import (
     Url,
     client_of,
     json_text,
+    moment,
     print_table,
     show,
 )
@@ -35,9 +37,13 @@ def get_job(
     api_key: ApiKey = "",
     as_json: AsJson = False,
 ) -> None:
-    """Print a job's record as JSON, with --json on one line."""
+    """Print a job's record: how it is, what came of it, and the traceback of its function when that raised."""
     with client_of(url, api_key) as client:
-        typer.echo(json_text(client.job(job_id), indent=None if as_json else 2, ensure_ascii=False))
+        record = client.job(job_id)
+    if as_json:
+        typer.echo(json_text(record, ensure_ascii=False))
+    else:
+        print_job(record)
 
 
 @jobs.command("wait")
@@ -101,7 +107,7 @@ def list_jobs(
     if as_json:
         typer.echo(json.dumps(page))
         return
-    columns = ("job", "function", "tenant", "state", "attempt", "queued", "ran s")
+    columns = ("job", "function", "tenant", "state", "attempt", "queued (UTC)", "ran s")
     print_table(columns, [job_cells(job) for job in page["data"]])
     if page["has_more"]:
         typer.echo(f"more with --after {page['next']}")
@@ -112,10 +118,6 @@ def job_cells(job: dict[str, Any]) -> tuple[object, ...]:
     ran = f"{(ended or time.time()) - began:.3f}" if began else ""
     attempt = f"{job['attempt']} of {job['max_attempts']}"
     return job["id"], job["function"], job["tenant"], job["state"], attempt, moment(job["enqueued_at"]), ran
-
-
-def moment(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 @jobs.command("cancel")
@@ -141,7 +143,9 @@ def dead_jobs(
     if as_json:
         typer.echo(json.dumps(page))
         return
-    print_table(("job", "attempts", "ended", "error"), [dead_cells(job) for job in page["data"]], prose=("error",))
+    print_table(
+        ("job", "attempts", "ended (UTC)", "error"), [dead_cells(job) for job in page["data"]], prose=("error",)
+    )
     if page["has_more"]:
         typer.echo(f"more with --after {page['data'][-1]['id']}")
 

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from stoker.runtime.commands.exits import interruptible
-from stoker.runtime.commands.terminal import GATEWAY_URL, ApiKey, FunctionName, Url, client_of, screen
+from stoker.runtime.commands.terminal import GATEWAY_URL, ApiKey, FunctionName, Url, client_of, moment, screen
 
 STYLES = {"stderr": "red", "stoker": "dim"}
 
@@ -24,7 +24,7 @@ def logs(
     api_key: ApiKey = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print each line as JSON.")] = False,
 ) -> None:
-    """What a function's workers wrote, and what happened to them; the last thousand lines."""
+    """What a function's workers wrote, and what happened to them; the last thousand lines, with times in UTC."""
     asked = {name: value for name, value in (("job", job), ("replica", replica), ("since", since)) if value}
     path = f"/v1/functions/{function}/logs"
     with interruptible(), client_of(url, api_key) as client:
@@ -58,5 +58,5 @@ def followed(client: Any, path: str, asked: dict[str, str]) -> Iterator[dict[str
 
 
 def line_text(row: dict[str, Any]) -> Text:
-    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["at"])) + f".{int(row['at'] * 1000) % 1000:03}"
+    clock = f"{moment(row['at'])}.{int(row['at'] * 1000) % 1000:03}Z"
     return Text.assemble((f"{clock} {row['replica']} ", "dim"), (row["text"], STYLES.get(row["stream"], "")))

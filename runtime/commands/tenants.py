@@ -1,12 +1,21 @@
 """`stoker tenants`: who may call, deploy and administrate, with which keys, and how much of everything."""
 
 import json
-import time
 from typing import Annotated, Any
 
 import typer
 
-from stoker.runtime.commands.terminal import GATEWAY_URL, ApiKey, AsJson, DataDir, Url, client_of, print_table, show
+from stoker.runtime.commands.terminal import (
+    GATEWAY_URL,
+    ApiKey,
+    AsJson,
+    DataDir,
+    Url,
+    client_of,
+    moment,
+    print_table,
+    show,
+)
 
 tenants = typer.Typer(no_args_is_help=True, help="Tenants, their API keys and limits (needs a key with scope admin).")
 
@@ -65,8 +74,8 @@ def list_tenants(url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json: AsJson =
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    cells = [(row["name"], f"{row['weight']:g}", limits_text(row), day(row["created_at"])) for row in rows]
-    print_table(("tenant", "weight", "limits", "created"), cells, prose=("limits",))
+    cells = [(row["name"], f"{row['weight']:g}", limits_text(row), moment(row["created_at"])) for row in rows]
+    print_table(("tenant", "weight", "limits", "created (UTC)"), cells, prose=("limits",))
 
 
 @tenants.command("delete")
@@ -101,12 +110,14 @@ def list_keys(name: Name, url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json:
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    print_table(("key", "scopes", "created", "expires"), [key_cells(row) for row in rows], prose=("scopes",))
+    print_table(
+        ("key", "scopes", "created (UTC)", "expires (UTC)"), [key_cells(row) for row in rows], prose=("scopes",)
+    )
 
 
 def key_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    expires = day(row["expires_at"]) if row["expires_at"] else "never"
-    return row["id"], ", ".join(row["scopes"]), day(row["created_at"]), expires
+    expires = moment(row["expires_at"]) if row["expires_at"] else "never"
+    return row["id"], ", ".join(row["scopes"]), moment(row["created_at"]), expires
 
 
 @tenants.command("rotate")
@@ -164,7 +175,3 @@ def changes(
 
 def limits_text(record: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value:g}" for name, value in record["limits"].items() if value) or "none"
-
-
-def day(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

@@ -3,6 +3,7 @@
 import base64
 import json
 import math
+import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -85,6 +86,11 @@ def printable(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return printable(value.tolist()) if hasattr(value, "tolist") else value
+
+
+def moment(seconds: float) -> str:
+    """In UTC, which what it stands below or beside says."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds))
 
 
 def screen() -> Console:

@@ -1,12 +1,11 @@
 """`stoker webhooks`: the secret that signs them, what became of them, and sending one again."""
 
 import json
-import time
 from typing import Annotated, Any
 
 import typer
 
-from stoker.runtime.commands.terminal import GATEWAY_URL, ApiKey, AsJson, Url, client_of, print_table, show
+from stoker.runtime.commands.terminal import GATEWAY_URL, ApiKey, AsJson, Url, client_of, moment, print_table, show
 
 JobId = Annotated[str, typer.Argument(help="The job's id.")]
 
@@ -52,9 +51,8 @@ def show_deliveries(page: dict[str, Any], as_json: bool) -> None:
         typer.echo(f"{delivery['id']}  {delivery['type']}  {delivery['status']}  {delivery['url']}")
         if delivery["tries"]:
             rows = [try_cells(each) for each in delivery["tries"]]
-            print_table(("at", "answer", "seconds", "error"), rows, prose=("error",))
+            print_table(("at (UTC)", "answer", "seconds", "error"), rows, prose=("error",))
 
 
 def try_cells(each: dict[str, Any]) -> tuple[object, ...]:
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each["at"]))
-    return at, each["status"] or "none", f"{each['seconds']:.3f}", each["error"] or ""
+    return moment(each["at"]), each["status"] or "none", f"{each['seconds']:.3f}", each["error"] or ""

@@ -1,6 +1,9 @@
 """Tables at 80 columns and in a pipe: ids, names and money are whole."""
 
 import json
+import time
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from click import unstyle
@@ -26,7 +29,54 @@ USAGE = {
     "cost_usd": 12345.678901,
 }
 DEAD = {"id": JOB_ID, "attempt": 3, "finished_at": 1_800_000_000.0, "error": {"message": PROSE.strip()}}
-PAGES = {"/v1/usage": {"data": [USAGE]}, "/v1/functions/f/dead": {"data": [DEAD], "has_more": True}}
+AT, SHOWN = 1_800_000_000.0, "2027-01-15 08:00:00"
+JOB: dict[str, Any] = {
+    "id": "f~9~01hzy3k6w8q4",
+    "function": "f",
+    "tenant": "acme",
+    "state": "failed",
+    "wait_reason": None,
+    "queue_position": None,
+    "eta_s": None,
+    "attempt": 2,
+    "max_attempts": 4,
+    "enqueued_at": AT,
+    "started_at": AT + 1,
+    "finished_at": AT + 3.5,
+    "isolation": "own-process",
+    "usage": None,
+    "cost_usd": 0.25,
+    "webhook_url": None,
+    "route": None,
+    "result": None,
+    "error": {
+        "message": "ValueError: [boom]",
+        "traceback": '  File "/x/shop.py", line 7, in f\n    raise ValueError("[boom]")\nValueError: [boom]\n',
+    },
+    "attempts": [
+        {"number": 1, "worker": "w1", "started_at": AT, "ended_at": AT + 1, "ended": "lost", "error": "its host died"},
+        {"number": 2, "worker": "w2", "started_at": AT + 1, "ended_at": AT + 3.5, "ended": "failed", "error": "boom"},
+    ],
+    "timeline": [{"name": "run", "start_s": 0.0, "seconds": 1.0, "bytes": 0, "facts": {}}],
+}
+VERSION = {"version": "v1", "current": True, "state": "proven", "deployed_at": AT, "by": "default", "functions": []}
+TENANT_ROW = {"name": TENANT, "weight": 1, "limits": {}, "created_at": AT}
+KEY = {"id": "abc", "scopes": ["invoke"], "created_at": AT, "expires_at": AT}
+TRY = {"at": AT, "status": 200, "seconds": 0.5, "error": None}
+DELIVERY = {"id": "d", "type": "job.succeeded", "status": "delivered", "url": "https://x", "tries": [TRY]}
+ENTRY = {"number": 1, "at": AT, "tenant": "t", "key_id": "k", "action": "deploy", "target": {}, "status": 200}
+TIMES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "jobs list": ("/v1/jobs", {"data": [JOB], "has_more": False}, "queued (UTC)"),
+    "jobs dead f": ("/v1/functions/f/dead", {"data": [DEAD], "has_more": False}, "ended (UTC)"),
+    "versions shop": ("/v1/apps/shop/versions", {"data": [VERSION]}, "deployed (UTC)"),
+    "secrets list": ("/v1/secrets", {"data": [{"name": "a", "variable": "A", "set_at": AT}]}, "set (UTC)"),
+    "tenants list": ("/v1/tenants", {"data": [TENANT_ROW]}, "created (UTC)"),
+    "tenants keys t": ("/v1/tenants/t/keys", {"data": [KEY]}, "expires (UTC)"),
+    "webhooks deliveries j": ("/v1/jobs/j/webhook-deliveries", {"data": [DELIVERY]}, "at (UTC)"),
+    "audit": ("/v1/audit", {"data": [ENTRY], "first_broken": None}, "at (UTC)"),
+    "jobs get j": ("/v1/jobs/j", JOB, "queued (UTC)"),
+}
+PAGES: dict[str, Any] = {"/v1/usage": {"data": [USAGE]}, "/v1/functions/f/dead": {"data": [DEAD], "has_more": True}}
 TERMINAL = {"FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "xterm", "COLUMNS": "80"}
 
 
@@ -47,6 +97,47 @@ def test_usage_shows_names_and_money_whole(terminal: bool) -> None:
     assert all(text in output for text in (TENANT, FUNCTION, "12345.678901", "123456789", "USD/1M", "100.0000"))
     assert "…" not in output
     assert not terminal or max(map(len, output.splitlines())) <= 80
+
+
+@pytest.fixture
+def tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.parametrize("command", TIMES)
+@pytest.mark.usefixtures("tokyo")
+def test_times_are_in_utc_and_say_so(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, page, header = TIMES[command]
+    monkeypatch.setitem(PAGES, path, page)
+    output = printed(*command.split(), terminal=False)
+    assert header in output and SHOWN in output
+
+
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
+def test_a_jobs_record_is_lines_and_its_traceback_too(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PAGES, "/v1/jobs/j", JOB)
+    output = printed("jobs", "get", "j", terminal=terminal)
+    fields = [line.split("  ", 1) for line in output.split("\n\n")[0].splitlines()]
+    assert {name: text.strip() for name, text in fields} == {
+        "job": JOB["id"],
+        "function": "f",
+        "state": "failed",
+        "attempt": "2 of 4",
+        "queued (UTC)": SHOWN,
+        "started (UTC)": "2027-01-15 08:00:01",
+        "ended (UTC)": "2027-01-15 08:00:03",
+        "ran s": "2.500",
+        "isolation": "own-process",
+        "cost USD": "0.250000",
+        "error": "ValueError: [boom]",
+    }
+    assert f"\n\n{JOB['error']['traceback']}\n" in output
+    assert "its host died" in output and f"stoker jobs timeline {JOB['id']}" in output
+    assert json.loads(printed("jobs", "get", "j", "--json", terminal=terminal)) == JOB
 
 
 @pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])

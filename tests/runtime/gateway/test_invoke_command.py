@@ -100,7 +100,7 @@ async def test_an_attempt_that_begins_again_and_a_failure_are_told(
     async with worker(broker, name, flaky):
         code, lines, err = await said(gateway, name)
     assert (code, lines) == (1, ["1", "2"])
-    assert err.index("attempt 2 begins again") < err.index("error: boom")
+    assert err.index("attempt 2 begins again") < err.index("error: boom\nline 7\n(`stoker jobs get ")
 
 
 async def test_a_script_that_is_killed_ends_its_call(gateway: RunningGateway, broker: Broker, deploy: Deploy) -> None:
