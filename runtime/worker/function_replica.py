@@ -145,7 +145,8 @@ class FunctionReplica(Replica):
     async def take_work(self) -> None:
         free = await self.room()
         if free and (claims := await self.claim(free)):
-            self._send_batch(await self._fill(claims))
+            async for group in self.company.groups(await self._fill(claims)):
+                self._send_batch(group)
 
     def free(self) -> int:
         """Jobs of one batch, or of as many calls as may begin."""

@@ -206,7 +206,8 @@ class LlmReplica(Replica):
         if self._arriving and self._arriving.done():
             self._arriving.result()
         if free := await self.room():
-            for claim in await self.claim(free, self._room_for_patient(), self._seats().but):
+            claims = await self.claim(free, self._room_for_patient(), self._seats().but)
+            async for claim in self.company.admitted(claims):
                 self._begin(claim)
 
     def settled(self) -> bool:

@@ -19,6 +19,7 @@ from stoker.runtime import payloads
 from stoker.runtime.error_record import bounded
 from stoker.runtime.spec import FunctionSpec
 from stoker.runtime.worker.busy_share import BusyShare
+from stoker.runtime.worker.company import Company
 from stoker.runtime.worker.error_records import start_record, store_record
 from stoker.runtime.worker.host import PATIENCE_S, Host
 from stoker.runtime.worker.outbox import Outbox
@@ -78,6 +79,7 @@ class Replica(ABC):
         self._storing: dict[str, asyncio.Task[None]] = {}
         self._stopping = asyncio.Event()
         self.aside = SetAside(self, self._stopping, self._room)
+        self.company = Company(spec, self.held, self._room, self._stopping, self._give_back)
         self._task: asyncio.Task[None] | None = None
 
     @abstractmethod
@@ -102,7 +104,7 @@ class Replica(ABC):
 
     def begun(self, job_id: str) -> bool:
         """Whether a job that is held may have been worked on."""
-        return True
+        return job_id not in self.company.waiting
 
     def used(self, job_id: str) -> Record:
         """What a job has used so far beside time, where the kind knows it."""
@@ -231,7 +233,7 @@ class Replica(ABC):
     async def room(self) -> int:
         """Waits until there is room for a job; 0: the replica stops."""
         while not self._stopping.is_set():
-            if not self.aside.full and (free := self.free()):
+            if not self.aside.full and (free := self.company.room(self.free())):
                 return free
             self._room.clear()
             await self._room.wait()
