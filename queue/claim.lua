@@ -18,7 +18,7 @@ local function row_of(job, payload)
   local chunks = job.stream and job.past and call('XRANGE', Q .. 's:' .. job.id, '-', '+') or {}
   return {
     job.id, job.tenant, payload, tonumber(job.fence), job.attempt, tonumber(job.max), job.stream and 1 or 0, job.gates,
-    tonumber(job.enqueued), tonumber(job.began), tonumber(job.run or 0), chunks, tonumber(job.priority),
+    tonumber(job.since or job.enqueued), tonumber(job.began), tonumber(job.run or 0), chunks, tonumber(job.priority),
     tostring(job.weight or weight_of(job.tenant)),
   }
 end

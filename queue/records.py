@@ -227,8 +227,8 @@ class StoredChunk:
 
 
 class Claim(NamedTuple):
-    """A job handed to a worker. `chunks` is what earlier attempts already emitted (stream jobs only). `weight` is its
-    tenant's."""
+    """A job handed to a worker, for which it waited since `since_ms`. `chunks` is what earlier attempts already emitted
+    (stream jobs only). `weight` is its tenant's."""
 
     job_id: str
     function: str
@@ -239,7 +239,7 @@ class Claim(NamedTuple):
     max_attempts: int
     stream: bool
     gateway: str
-    enqueued_ms: int
+    since_ms: int
     claimed_ms: int
     run_within_ms: int
     chunks: list[StoredChunk]

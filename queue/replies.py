@@ -48,7 +48,7 @@ def enqueued(job_id: str, reply: Any) -> Enqueued:
 
 
 def claim(function: str, row: list[Any]) -> Claim:
-    job_id, tenant, payload, fence, attempt, most, stream, gateway, enqueued_ms, claimed_ms, run_within, *rest = row
+    job_id, tenant, payload, fence, attempt, most, stream, gateway, since_ms, claimed_ms, run_within, *rest = row
     entries, priority, weight = rest
     return Claim(
         job_id.decode(),
@@ -60,7 +60,7 @@ def claim(function: str, row: list[Any]) -> Claim:
         most,
         bool(stream),
         gateway.decode(),
-        enqueued_ms,
+        min(since_ms, claimed_ms),
         claimed_ms,
         run_within,
         stored_chunks(entries) if entries else [],

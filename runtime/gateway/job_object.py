@@ -1,6 +1,6 @@
 """A job as clients see it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
@@ -13,8 +13,6 @@ from stoker.runtime.gateway.media import shown
 from stoker.runtime.gateway.outcome import Outcome, outcome_of_job, unpacked
 from stoker.runtime.spec import owner_of, short_name
 from stoker.runtime.tenancy.api_key import OPERATOR
-
-BETWEEN = (JobState.QUEUED, JobState.RETRYING)
 
 
 class JobError(ErrorObject):
@@ -54,10 +52,11 @@ class AttemptObject(TypedDict):
 
 
 class JobObject(TypedDict):
-    """Times are unix seconds. `isolation` says where it ran: in a process of its function alone, or in one engine with
-    other tenants' requests; null before it did. Null unless the job waits: `wait_reason`, `queue_position` and `eta_s`
-    (seconds until it is likely to start). `cost_usd` is null until it is over. `route` is what a router
-    decided of it: `router`, `target`, `reason`, `detail`, `score`, `instead_of` and `because`."""
+    """Times are unix seconds; `started_at`: when its attempt began, null while it waits. `isolation` says where it ran:
+    in a process of its function alone, or in one engine with other tenants' requests; null before it did. Null unless
+    the job waits: `wait_reason`, `queue_position` and `eta_s` (seconds until it is likely to start). `cost_usd` is null
+    until it is over. `route` is what a router decided of it: `router`, `target`, `reason`, `detail`, `score`,
+    `instead_of` and `because`."""
 
     id: str
     object: Literal["job"]
@@ -122,7 +121,7 @@ def job_object(
         "started_at": seconds(job.started_ms),
         "finished_at": seconds(job.finished_ms),
         "isolation": notes.get("isolation"),
-        "timeline": phases(notes),
+        "timeline": phases(job, notes),
         "attempts": attempts(job, outcome),
         "error": shown_error(job, outcome.error),
         "result": shown_result(outcome.result, raw=raw),
@@ -135,12 +134,9 @@ def job_object(
 
 
 def attempts(job: Job, outcome: Outcome) -> list[AttemptObject]:
-    """All that are known, the first one first."""
+    """All that are known, the first one first. A job that waits, or ended while it did, has only past ones."""
     past = [past_attempt(each) for each in job.past_attempts]
-    waited = job.state.terminal and any(each.began_ms == job.started_ms for each in job.past_attempts[-1:])
-    if job.state in BETWEEN or job.started_ms is None or waited:
-        return past
-    return [*past, last_attempt(job, outcome)]
+    return past if job.started_ms is None else [*past, last_attempt(job, outcome)]
 
 
 def past_attempt(each: Attempt) -> AttemptObject:
@@ -193,9 +189,28 @@ def seconds(milliseconds: int | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1000
 
 
-def phases(notes: Mapping[str, Any]) -> list[Phase]:
+def phases(job: Job, notes: Mapping[str, Any]) -> list[Phase]:
+    """From the job's arrival on: earlier attempts, each behind its wait, and then what the attempt says of itself whose
+    notes these are."""
     rows = Timeline.table(notes.get("timeline") or [])
-    return [Phase(**row._asdict()) for row in rows]
+    if not rows:
+        return []
+    since = notes.get("since_ms", job.enqueued_ms)
+    earlier = [each for each in job.past_attempts if each.ended_ms <= since]
+    later_s = (since - job.enqueued_ms) / 1000 if earlier else 0.0
+    own = [Phase(**row._replace(start_s=row.start_s + later_s)._asdict()) for row in rows]
+    return [*past_phases(job.enqueued_ms, earlier), *own]
+
+
+def past_phases(enqueued_ms: int, attempts: Iterable[Attempt]) -> Iterator[Phase]:
+    ended = enqueued_ms
+    for each in attempts:
+        name = f"attempt {each.number}: {each.how.replace('_', ' ')}"
+        for called, began, end in (("queue wait", ended, each.began_ms), (name, each.began_ms, each.ended_ms)):
+            yield Phase(
+                name=called, start_s=(began - enqueued_ms) / 1000, seconds=(end - began) / 1000, bytes=0, facts={}
+            )
+        ended = each.ended_ms
 
 
 def shown_error(job: Job, error: Mapping[str, Any] | None) -> JobError | None:

@@ -25,6 +25,7 @@ from stoker.runtime.worker.host import PATIENCE_S, Host
 from stoker.runtime.worker.outbox import Outbox
 from stoker.runtime.worker.replica_log import ReplicaLog
 from stoker.runtime.worker.set_aside import Aside, SetAside
+from stoker.runtime.worker.wait_phases import phase, waiting, waiting_for_start
 
 State = Literal["starting", "loading", "ready", "draining", "failed", "gone"]
 Record = dict[str, Any]
@@ -72,7 +73,7 @@ class Replica(ABC):
         self._claimed_ns: dict[str, int] = {}
         self._share = BusyShare()
         self._untold_start_ms = 0.0
-        self._ready_at = 0.0
+        self._ready_at = 0
         self._grace_ends = math.inf
         self._started_at = time.monotonic_ns()
         self._room = asyncio.Event()
@@ -313,8 +314,8 @@ class Replica(ABC):
             raise
         except Exception as error:
             raise StartFailed(start_record(error, limit_s)) from error
-        self._ready_at = time.monotonic()
-        self._untold_start_ms = self._ready_at * 1000 - self._started_at / 1e6
+        self._ready_at = time.monotonic_ns()
+        self._untold_start_ms = (self._ready_at - self._started_at) / 1e6
         if self.state in ("starting", "loading"):
             self.state = "ready"
 
@@ -336,7 +337,7 @@ class Replica(ABC):
         await self.outbox.drained()
 
     async def _tell_cold_start(self) -> None:
-        took_ms = round(self._ready_at * 1000 - self._started_at / 1e6)
+        took_ms = round((self._ready_at - self._started_at) / 1e6)
         await insist(lambda: self.host.broker.set_cold_start(self.spec.name, took_ms), PATIENCE_S)
 
     async def _leave(self) -> None:
@@ -364,9 +365,11 @@ class Replica(ABC):
         """Usage and notes of an attempt that is over."""
         now = time.monotonic_ns()
         claimed = self._claimed_ns.pop(claim.job_id, now)
-        queued_ms = claim.claimed_ms - claim.enqueued_ms
-        start_ms = self._cold_start_ms(claimed, queued_ms)
-        return self._usage(claim, used, now - claimed, start_ms), self._notes(claim, claimed, now, start_ms)
+        queued = claimed - (claim.claimed_ms - claim.since_ms) * 1_000_000
+        start_ms = max(0, self._ready_at - max(self._started_at, queued)) / 1e6
+        spans = self._before_run(queued, claimed) + self.run_phases(claim, claimed) + [phase("run", claimed, now)]
+        notes = {"host": self.host.id, "replica": self.id, "isolation": self.isolation, "since_ms": claim.since_ms}
+        return self._usage(claim, used, now - claimed, start_ms), {**notes, "timeline": spans}
 
     def _usage(self, claim: Claim, used: Record, ran_ns: int, cold_start_ms: float) -> Record:
         """`busy_ms` is its share of the replica's time; its start is on the record of the first attempt that ends here,
@@ -376,7 +379,7 @@ class Replica(ABC):
             "tenant": claim.tenant,
             "function": claim.function,
             "attempt": claim.attempt,
-            "queue_ms": claim.claimed_ms - claim.enqueued_ms,
+            "queue_ms": claim.claimed_ms - claim.since_ms,
             "run_ms": ran_ns / 1e6,
             "busy_ms": self._share.end(claim.job_id) * 1000,
             "start_ms": start_ms,
@@ -387,16 +390,7 @@ class Replica(ABC):
             **used,
         }
 
-    def _notes(self, claim: Claim, claimed: int, now: int, cold_start_ms: float) -> Record:
-        queued = claimed - (claim.claimed_ms - claim.enqueued_ms) * 1_000_000
-        own = [{"name": "queue wait", "start_ns": queued, "end_ns": self._started_at if cold_start_ms else claimed}]
-        own += self.timeline.records() if cold_start_ms else ()
-        own += [*self.run_phases(claim, claimed), {"name": "run", "start_ns": claimed, "end_ns": now}]
-        return {"host": self.host.id, "replica": self.id, "isolation": self.isolation, "timeline": own}
-
-    def _cold_start_ms(self, claimed: int, queued_ms: int) -> float:
-        """How long of its wait a job spent on this replica's start; 0 for a job that found it ready."""
-        waited_for_claim_s = queued_ms / 1000 - (claimed / 1e9 - self._ready_at)
-        if not self._ready_at or waited_for_claim_s <= 0:
-            return 0.0
-        return min(self._ready_at - self._started_at / 1e9, waited_for_claim_s) * 1000
+    def _before_run(self, queued: int, claimed: int) -> list[Record]:
+        if self._ready_at <= queued:
+            return waiting(queued, claimed)
+        return waiting_for_start(queued, self._started_at, self._ready_at, claimed, self.timeline.records())

@@ -39,7 +39,7 @@ class Task:
 
     async def done(self, result: Any, **usage: Any) -> None:
         timeline = [{"name": "run", "start_ns": 1_000_000_000, "end_ns": 3_000_000_000, "bytes": 7, "limit": "cpu"}]
-        queue_ms = self.claim.claimed_ms - self.claim.enqueued_ms
+        queue_ms = self.claim.claimed_ms - self.claim.since_ms
         completion = Completion(
             self.claim.job_id,
             self.claim.fence,

@@ -3,6 +3,7 @@
 import asyncio
 
 import httpx
+import pytest
 
 from stoker.queue.broker import Broker
 from stoker.queue.records import Claim, Completion, Failure, Metered, pack
@@ -98,3 +99,47 @@ async def test_costs_are_the_ledgers(http: httpx.AsyncClient, broker: Broker, de
     await http.delete(f"/v1/jobs/{never}")
     costs = [(await read(http, each))["cost_usd"] for each in (done, failed, stopped, never)]
     assert costs == [0.053, 0.0, 0.053, 0.0]
+
+
+async def test_a_timeline_has_the_attempts_that_led_to_the_last_one(
+    http: httpx.AsyncClient, broker: Broker, deploy: Deploy
+) -> None:
+    """Each with its wait; what an attempt of another version only kept is part of the wait."""
+    name = await deploy()
+    job_id = await queue_job(http, name)
+    await asyncio.sleep(0.05)
+    first = await claim(broker, name, "w1")
+    await asyncio.sleep(0.1)
+    await broker.fail(name, [Failure(first.job_id, first.fence, b"", retry=True, counts=False)])
+    waits = await read(http, job_id)
+    assert (waits["state"], waits["started_at"], waits["timeline"]) == ("retrying", None, [])
+    kept = await claim(broker, name, "w2")
+    await broker.set_aside(name, {job_id: kept.fence})
+    await asyncio.sleep(0.1)
+    await broker.fail(name, [Failure(job_id, kept.fence, b"", retry=True, counts=False)])
+    last = await claim(broker, name, "w3")
+    assert last.since_ms == kept.since_ms and last.claimed_ms - last.since_ms >= 100
+    own = [
+        {"name": "queue wait", "start_ns": 0, "end_ns": (last.claimed_ms - last.since_ms) * 1_000_000},
+        {"name": "run", "start_ns": (last.claimed_ms - last.since_ms) * 1_000_000, "end_ns": 10**9},
+    ]
+    notes = pack({"timeline": own, "since_ms": last.since_ms})
+    await broker.done(name, [Completion(job_id, last.fence, pack({"value": 1}), pack({}), notes)])
+    job = await read(http, job_id)
+    phases = job["timeline"]
+    assert [each["name"] for each in phases] == ["queue wait", "attempt 1: handed back", "queue wait", "run"]
+    ends = [round(each["start_s"] + each["seconds"], 6) for each in phases]
+    assert [round(each["start_s"], 6) for each in phases] == [0, *ends[:-1]]
+    assert phases[0]["seconds"] >= 0.05 and phases[1]["seconds"] >= 0.1 and phases[2]["seconds"] >= 0.1
+    assert job["started_at"] == pytest.approx(job["enqueued_at"] + phases[3]["start_s"])
+
+
+async def test_nothing_runs_while_a_job_waits_for_its_next_attempt(
+    http: httpx.AsyncClient, broker: Broker, deploy: Deploy
+) -> None:
+    name = await deploy()
+    job_id = await queue_job(http, name)
+    first = await claim(broker, name, "w1")
+    await broker.fail(name, [Failure(job_id, first.fence, pack({"message": "x"}), retry=True)])
+    (listed,) = (await http.get("/v1/jobs", params={"function": name})).json()["data"]
+    assert (listed["state"], listed["started_at"]) == ("retrying", None)

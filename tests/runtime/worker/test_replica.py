@@ -270,7 +270,7 @@ async def test_a_start_tells_the_queue_how_long_it_took(host: Host) -> None:
     await replica.stop(0)
     await host.broker.set_limits("f", Limits(max_queued=1))
     await enqueue(host, new_job_id("f"), b"p")
-    took_s = replica._ready_at - replica._started_at / 1e9
+    took_s = (replica._ready_at - replica._started_at) / 1e9
     with pytest.raises(QueueFull) as refused:
         await enqueue(host, new_job_id("f"), b"p")
     assert abs(refused.value.retry_after_s - (60 + took_s)) <= 0.001
