@@ -18,6 +18,7 @@ from stoker.runtime.commands.terminal import (
     deployed_names,
     moment,
     print_table,
+    shortened,
     show,
 )
 
@@ -59,7 +60,7 @@ def wait_for(client: Any, app: dict[str, Any]) -> str:
 
 
 def versions(name: AppName, url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json: AsJson = False) -> None:
-    """List an app's last versions, the newest first, and what became of them."""
+    """List an app's last versions, the newest first, and what became of them; --json has all of their functions."""
     with client_of(url, api_key) as client:
         rows = client.request("GET", f"/v1/apps/{app_of(client, name)}/versions")["data"]
     if as_json:
@@ -74,7 +75,7 @@ def versions(name: AppName, url: Url = GATEWAY_URL, api_key: ApiKey = "", as_jso
 
 def version_cells(row: dict[str, Any]) -> tuple[object, ...]:
     deployed = moment(row["deployed_at"])
-    functions = ", ".join(f"{part['name']} {part['version']}" for part in row["functions"])
+    functions = shortened([f"{part['name']} {part['version']}" for part in row["functions"]])
     return row["version"], "current" if row["current"] else "", row["state"], deployed, row["by"], functions
 
 

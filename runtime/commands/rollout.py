@@ -1,11 +1,12 @@
 """Waiting until a version that was deployed serves."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from stoker.runtime.commands.exits import Failed
 from stoker.runtime.commands.progress import LOOK_S
+from stoker.runtime.commands.terminal import shortened
 
 # A failure that is known by then may be from before: what made it fail may be mended without a new version.
 SETTLED_S = 2.0
@@ -30,7 +31,7 @@ def until_served(client: Any, app: str, version: str, say: Callable[[str], None]
             asked = now
             for name in unproven:
                 client.insist("POST", f"/v1/functions/{name}/start")
-        waits = "; ".join(activity(each) for each in client.functions() if each["name"] in unproven)
+        waits = progress(client.functions(), unproven, len(row["functions"]))
         if now - began > MOST_S:
             raise Failed(f"version {version} is deployed, but doesn't serve after {MOST_S / 60:g} minutes: {waits}")
         say(waits)
@@ -43,6 +44,12 @@ def row_of(client: Any, app: str, version: str) -> dict[str, Any]:
         if row["version"] == version and row["current"]:
             return row
     raise Failed(f"version {version} of {app} is not the current one any more: something else was deployed meanwhile")
+
+
+def progress(functions: list[dict[str, Any]], unproven: Collection[str], total: int) -> str:
+    """Of an app's `total` functions: how many are ready, and what others do."""
+    ready = f"{total - len(unproven)} of {total} ready; " if total > 1 else ""
+    return ready + shortened([activity(each) for each in functions if each["name"] in unproven], "; ")
 
 
 def activity(function: dict[str, Any]) -> str:

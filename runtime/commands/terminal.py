@@ -18,6 +18,8 @@ from rich.text import Text
 
 PIPE_WIDTH = 1 << 16
 PROSE_WIDTH = 24
+# Of many things in one line.
+NAMED = 3
 
 errors = Console(stderr=True)
 
@@ -86,6 +88,12 @@ def printable(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return printable(value.tolist()) if hasattr(value, "tolist") else value
+
+
+def shortened(texts: Sequence[str], between: str = ", ") -> str:
+    """The first few, and how many there are besides."""
+    left_out = len(texts) - NAMED
+    return between.join(texts[:NAMED]) + (f" and {left_out} more" if left_out > 0 else "")
 
 
 def moment(seconds: float) -> str:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from stoker.runtime.cli import app
 from stoker.runtime.client.client import Client
+from stoker.runtime.commands.rollout import progress
 
 TENANT, FUNCTION = "acme-research-and-development", "transcribe-long-recordings"
 JOB_ID = f"{TENANT}.{FUNCTION}~9~01hzy3k6w8q4v9f2m7c5x1b0ta"
@@ -164,3 +165,25 @@ def test_usage_of_short_names_is_a_table_at_80_columns(monkeypatch: pytest.Monke
     assert " ".join(header.split()) == "function jobs failed run s cold s in cached out USD USD/1M"
     assert line.split() == ["greet", "3", "12", "12.3", "1.5", "1000", "100", "0", "0.010000", "10.0000"]
     assert len(header.rstrip()) <= 80
+
+
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
+def test_versions_of_many_functions_stay_readable(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [{"name": f"function-{n}", "version": f"{n:012}", "state": "proven", "error": None} for n in range(20)]
+    few = {**VERSION, "version": "v0", "current": False, "functions": parts[:3]}
+    monkeypatch.setitem(PAGES, "/v1/apps/shop/versions", {"data": [{**VERSION, "functions": parts}, few]})
+    output = printed("versions", "shop", terminal=terminal)
+    assert max(map(len, output.splitlines())) < (81 if terminal else 160)
+    said = " ".join(output.split())
+    assert "and 17 more" in said and said.count("more") == 1 and "function-2" in said and "function-3" not in said
+
+
+def test_what_a_deployment_waits_for_is_short() -> None:
+    def row(name: str) -> dict[str, Any]:
+        return {"name": name, "replicas": {"loading": 1} if name == "f0" else {}, "wait_reason": None}
+
+    functions = [row(f"f{n}") for n in range(20)]
+    some = "f0: 1 loading; f1: waits for a replica; f2: waits for a replica"
+    assert progress(functions, [f"f{n}" for n in range(20)], 20) == f"0 of 20 ready; {some} and 17 more"
+    assert progress(functions, ["f0", "f1", "f2"], 20) == f"17 of 20 ready; {some}"
+    assert progress(functions, ["f0"], 1) == "f0: 1 loading"
