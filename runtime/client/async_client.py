@@ -188,8 +188,9 @@ class AsyncClient(Reach):
         """Queues a dead or failed job again and returns its record."""
         return await self.request("POST", f"{job_path(job_id)}/replay")
 
-    async def delete(self, function: str) -> None:
-        await self.request("DELETE", function_path(function))
+    async def delete(self, function: str) -> dict[str, Any]:
+        """What went with it: `cancelled_jobs` were queued or ran."""
+        return await self.request("DELETE", function_path(function))
 
     async def functions(self) -> list[dict[str, Any]]:
         return (await self.request("GET", "/v1/functions"))["data"]

@@ -161,8 +161,9 @@ class Client(Reach):
         """Queues a dead or failed job again and returns its record."""
         return self.request("POST", f"{job_path(job_id)}/replay")
 
-    def delete(self, function: str) -> None:
-        self.request("DELETE", function_path(function))
+    def delete(self, function: str) -> dict[str, Any]:
+        """What went with it: `cancelled_jobs` were queued or ran."""
+        return self.request("DELETE", function_path(function))
 
     def functions(self) -> list[dict[str, Any]]:
         return self.request("GET", "/v1/functions")["data"]

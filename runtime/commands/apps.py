@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
+from stoker.runtime.commands.exits import Failed
 from stoker.runtime.commands.progress import moving, waiting
 from stoker.runtime.commands.rollout import MOST_S, until_served
 from stoker.runtime.commands.terminal import (
     GATEWAY_URL,
     ApiKey,
     AsJson,
-    FunctionName,
     Url,
     client_of,
     deployed_names,
@@ -23,6 +23,9 @@ from stoker.runtime.commands.terminal import (
 )
 
 AppName = Annotated[str, typer.Argument(help="Name of an app, or of a function in it.", autocompletion=deployed_names)]
+DeletedName = Annotated[
+    str, typer.Argument(help="Name of a deployed function; with --app, of an app.", autocompletion=deployed_names)
+]
 Wait = Annotated[
     bool,
     typer.Option(
@@ -49,7 +52,9 @@ def deploy(
         states = [wait_for(client, app) for app in apps] if wait else []
     records = [record for app in apps for record in app["functions"]]
     lines = [f"deployed {r['name']} ({r['kind']}, version {r['version']})" for r in records]
-    lines += [f"deleted {function}: the file no longer has it" for app in apps for function in app["deleted"]]
+    for app in apps:
+        lines += [f"deleted {function}: the file no longer has it" for function in app["deleted"]]
+        lines += cancelled_line(app)
     show(records, as_json, "\n".join(lines + states))
 
 
@@ -94,6 +99,7 @@ def rollback(
         state = [wait_for(client, app)] if wait else []
     lines = [f"{r['name']} is back at version {r['version']}" for r in app["functions"]]
     lines += [f"deleted {function}: that version didn't have it" for function in app["deleted"]]
+    lines += cancelled_line(app)
     show(app, as_json, "\n".join(lines + state))
 
 
@@ -114,7 +120,7 @@ def app_of(client: Any, name: str) -> str:
 
 
 def delete(
-    name: FunctionName,
+    name: DeletedName,
     whole: Annotated[bool, typer.Option("--app", help="NAME is an app's: remove all of its functions.")] = False,
     url: Url = GATEWAY_URL,
     api_key: ApiKey = "",
@@ -122,13 +128,27 @@ def delete(
 ) -> None:
     """Remove a deployed function, or a whole app; queued and running jobs are cancelled."""
     with client_of(url, api_key) as client:
-        if whole:
-            names = client.request("DELETE", f"/v1/apps/{name}")["functions"]
-        else:
-            client.delete(name)
-            names = [name]
-    record = {"name": name, "deleted": True} | ({"functions": names} if whole else {})
-    show(record, as_json, "\n".join(f"deleted {function}" for function in names))
+        record = client.request("DELETE", f"/v1/apps/{name}") if whole else delete_function(client, name)
+    lines = [f"deleted {function}" for function in record.get("functions", [name])]
+    show(record, as_json, "\n".join(lines + cancelled_line(record)))
+
+
+def delete_function(client: Any, name: str) -> dict[str, Any]:
+    """Raises Failed for what is no function, but an app."""
+    from stoker.runtime.client.errors import StokerError
+
+    try:
+        return client.delete(name)
+    except StokerError as error:
+        if error.status == 404 and any(row["spec"]["app"] == name for row in client.functions()):
+            raise Failed(f"{name} is no function, but an app: `stoker delete --app {name}` removes all of it") from None
+        raise
+
+
+def cancelled_line(record: dict[str, Any]) -> list[str]:
+    """What functions that are gone took with them."""
+    jobs = record["cancelled_jobs"]
+    return [f"cancelled {jobs} queued or running job{'s' * (jobs > 1)}"] if jobs else []
 
 
 def functions(url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json: AsJson = False) -> None:

@@ -17,10 +17,9 @@ from stoker.runtime.gateway.deploy_routes import (
 )
 from stoker.runtime.gateway.endpoint import Incoming, Json
 from stoker.runtime.gateway.errors import bad_request
-from stoker.runtime.gateway.releasing import make_current, refuse_foreign, remove
+from stoker.runtime.gateway.releasing import Made, make_current, refuse_foreign, remove
 from stoker.runtime.gateway.route_lessons import teach
 from stoker.runtime.gateway.routing import check_routers
-from stoker.runtime.releases import Release
 from stoker.runtime.spec import FunctionSpec, InvalidSpec, check_name, short_name
 
 
@@ -29,22 +28,24 @@ class AppRequest(TypedDict):
 
 
 class AppObject(TypedDict):
-    """`deleted` names functions that the version before it had."""
+    """`deleted` names functions that the version before it had; `cancelled_jobs` of theirs were queued or ran."""
 
     object: Literal["app"]
     name: str
     version: str
     functions: list[FunctionObject]
     deleted: list[str]
+    cancelled_jobs: int
 
 
 class DeletedApp(TypedDict):
-    """`functions` names those that it had."""
+    """`functions` names those that it had; `cancelled_jobs` of theirs were queued or ran."""
 
     object: Literal["app"]
     name: str
     deleted: Literal[True]
     functions: list[str]
+    cancelled_jobs: int
 
 
 async def put_app(incoming: Incoming) -> Response:
@@ -55,32 +56,32 @@ async def put_app(incoming: Incoming) -> Response:
     check_routers(specs, await gateway.registry.visible(incoming.caller))
     prepared = [await prepare(gateway, spec) for spec in specs]
     made = await make_current(gateway, incoming.caller, name, prepared)
-    await teach(gateway, incoming.caller, made[1])
-    return Json(await app_object(gateway, name, *made))
+    await teach(gateway, incoming.caller, made.specs)
+    return Json(await app_object(gateway, name, made))
 
 
 async def delete_app(incoming: Incoming) -> Response:
     name = incoming.path("name")
-    functions = await remove(incoming.gateway, incoming.caller, name)
+    functions, cancelled_jobs = await remove(incoming.gateway, incoming.caller, name)
     answer: DeletedApp = {
         "object": "app",
         "name": name,
         "deleted": True,
         "functions": [short_name(function) for function in functions],
+        "cancelled_jobs": cancelled_jobs,
     }
     return Json(answer)
 
 
-async def app_object(
-    gateway: Gateway, name: str, release: Release, specs: list[FunctionSpec], deleted: list[str]
-) -> AppObject:
+async def app_object(gateway: Gateway, name: str, made: Made) -> AppObject:
     view = await gateway.view.snapshot()
     return {
         "object": "app",
         "name": name,
-        "version": release.version,
-        "functions": [function_object(spec, view) for spec in specs],
-        "deleted": [short_name(function) for function in deleted],
+        "version": made.release.version,
+        "functions": [function_object(spec, view) for spec in made.specs],
+        "deleted": [short_name(function) for function in made.deleted],
+        "cancelled_jobs": made.cancelled_jobs,
     }
 
 
@@ -92,8 +93,8 @@ async def put_function(incoming: Incoming) -> Response:
     deployed = await gateway.registry.all()
     if spec.app:
         check_app(spec.app, "spec.app")
-        _, specs, _ = await make_current(gateway, caller, spec.app, [(spec, encoder)], whole=False)
-        spec = next(each for each in specs if each.name == spec.name)
+        made = await make_current(gateway, caller, spec.app, [(spec, encoder)], whole=False)
+        spec = next(each for each in made.specs if each.name == spec.name)
     else:
         await remember(gateway, spec, encoder)
         spec = await gateway.registry.put(spec)

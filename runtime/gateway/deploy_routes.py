@@ -84,9 +84,12 @@ class FunctionList(TypedDict):
 
 
 class DeletedFunction(TypedDict):
+    """`cancelled_jobs`: how many of its jobs were queued or ran."""
+
     object: Literal["function"]
     name: str
     deleted: Literal[True]
+    cancelled_jobs: int
 
 
 class DeployRequest(TypedDict):
@@ -258,20 +261,27 @@ async def delete_function(incoming: Incoming) -> Response:
     gateway = incoming.gateway
     spec = await gateway.registry.own(incoming.caller, incoming.path("name"))
     await gateway.registry.delete(spec.name)
-    await forget(gateway, spec.name)
-    return Json({"object": "function", "name": short_name(spec.name), "deleted": True})
+    answer: DeletedFunction = {
+        "object": "function",
+        "name": short_name(spec.name),
+        "deleted": True,
+        "cancelled_jobs": await forget(gateway, spec.name),
+    }
+    return Json(answer)
 
 
-async def forget(gateway: Gateway, name: str) -> None:
+async def forget(gateway: Gateway, name: str) -> int:
     """Of a function that is not deployed any more: its jobs are cancelled and billed, its replicas stop. One that was
-    deployed again meanwhile keeps them."""
+    deployed again meanwhile keeps them. Returns how many jobs there were."""
     if await gateway.cluster.function(name) is not None:
-        return
+        return 0
     await gateway.ledger.expect(name)
+    backlog = (await gateway.broker.backlogs([name]))[name]
     await gateway.broker.purge_function(name)
     gateway.background(forget_latecomers(gateway, name))
     await replicas_stopped(gateway, name)
     await LogBook(gateway.redis).forget(name)
+    return backlog.queued + backlog.delayed + backlog.running
 
 
 async def forget_latecomers(gateway: Gateway, name: str) -> None:

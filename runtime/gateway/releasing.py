@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoker.queue.cluster import Change
 from stoker.runtime.gateway.auth import Caller
@@ -19,6 +19,15 @@ from stoker.runtime.spec import FunctionSpec, full_name, owner_of, readable, sho
 
 Prepared = tuple[FunctionSpec, PromptEncoder | None]
 Records = Mapping[str, dict[str, Any]]
+
+
+class Made(NamedTuple):
+    """`deleted`: the full names of functions that the app no longer has, `cancelled_jobs` how many jobs those had."""
+
+    release: Release
+    specs: list[FunctionSpec]
+    deleted: list[str]
+    cancelled_jobs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +52,9 @@ async def make_current(
     *,
     again: Release | None = None,
     whole: bool = True,
-) -> tuple[Release, list[FunctionSpec], list[str]]:
-    """The release, its specs, and the full names of functions that the app no longer has: their jobs are cancelled. Of
-    two deployments at the same time the later one stands, all of it. Raises ApiError 409 for another app's function."""
+) -> Made:
+    """Of two deployments at the same time the later one stands, all of it. Raises ApiError 409 for another app's
+    function."""
     step = Step(caller.owner, app, [spec for spec, _ in prepared], who(caller), await told(gateway), whole, again)
     for spec, encoder in prepared:
         await remember(gateway, spec, encoder)
@@ -61,13 +70,13 @@ async def make_current(
         for spec in step.specs:
             await keep_limits(gateway, spec.name)
     release, specs, change = made[-1]
-    await forget_all(gateway, change.delete)
-    return release, specs, change.delete
+    return Made(release, specs, change.delete, await forget_all(gateway, change.delete))
 
 
-async def remove(gateway: Gateway, caller: Caller, app: str) -> list[str]:
-    """The full names of the app's functions, which all go in one step: their jobs are cancelled. Its versions stay for
-    a while, to go back to. Raises ApiError 404, and 409 while another app's router names one of them."""
+async def remove(gateway: Gateway, caller: Caller, app: str) -> tuple[list[str], int]:
+    """The full names of the app's functions, which all go in one step, and how many jobs of theirs are cancelled. Its
+    versions stay for a while, to go back to. Raises ApiError 404, and 409 while another app's router names one of them.
+    """
     known, change = await told(gateway), Change({})
 
     def decide(functions: Records, releases: Records) -> Change:
@@ -76,8 +85,7 @@ async def remove(gateway: Gateway, caller: Caller, app: str) -> list[str]:
         return change
 
     await gateway.registry.change(full_name(caller.owner, app), decide)
-    await forget_all(gateway, change.delete)
-    return change.delete
+    return change.delete, await forget_all(gateway, change.delete)
 
 
 def removed(owner: str, app: str, functions: Records, releases: Records, known: Told) -> Change:
@@ -90,8 +98,8 @@ def removed(owner: str, app: str, functions: Records, releases: Records, known: 
     return Change({}, sorted(mine), {last.version: seen(last, known).to_dict()} if last else {})
 
 
-async def forget_all(gateway: Gateway, functions: Iterable[str]) -> None:
-    await asyncio.gather(*(forget(gateway, function) for function in functions))
+async def forget_all(gateway: Gateway, functions: Iterable[str]) -> int:
+    return sum(await asyncio.gather(*(forget(gateway, function) for function in functions)))
 
 
 def taken(step: Step, functions: Records, releases: Records, now: float) -> tuple[Release, list[FunctionSpec], Change]:

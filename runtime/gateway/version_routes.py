@@ -78,7 +78,7 @@ async def rollback(incoming: Incoming) -> Response:
     check_routers(specs, await gateway.registry.visible(caller))
     refuse_foreign(name, specs, await gateway.registry.all())
     prepared = [await prepare(gateway, spec) for spec in specs]
-    return Json(await app_object(gateway, name, *await make_current(gateway, caller, name, prepared, again=target)))
+    return Json(await app_object(gateway, name, await make_current(gateway, caller, name, prepared, again=target)))
 
 
 async def look(incoming: Incoming) -> tuple[list[Release], Release | None, Told]:

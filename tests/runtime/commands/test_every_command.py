@@ -156,7 +156,9 @@ def test_json_is_all_that_a_noisy_app_leaves_on_standard_output(
     file = tmp_path / "noisy_shop.py"
     file.write_text(f"import os\nprint('noise')\nos.system('echo noise of a child')\n{APP}")
     record = {"name": "f", "kind": "python", "version": "1"}
-    monkeypatch.setattr(Client, "request", lambda self, *_, **__: {"functions": [record], "deleted": []})
+    monkeypatch.setattr(
+        Client, "request", lambda self, *_, **__: {"functions": [record], "deleted": [], "cancelled_jobs": 0}
+    )
     assert run(lambda: app(["deploy", str(file), "--json"], standalone_mode=False)) == 0
     out, err = capfd.readouterr()
     assert json.loads(out) == [record] and err == "noise\nnoise of a child\n"

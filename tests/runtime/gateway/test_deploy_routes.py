@@ -46,7 +46,8 @@ async def test_bundle_function_call_and_removal(
     listed = (await http.get("/v1/functions")).json()["data"]
     assert "doubled" in [function["name"] for function in listed]
     waiting = (await http.post("/v1/functions/doubled/jobs", json=2)).json()["id"]
-    assert (await http.delete("/v1/functions/doubled")).json()["deleted"] is True
+    gone = (await http.delete("/v1/functions/doubled")).json()
+    assert gone == {"object": "function", "name": "doubled", "deleted": True, "cancelled_jobs": 1}
     await until_state(broker, waiting, JobState.CANCELLED)
     for method in ("GET", "DELETE", "POST"):
         assert (await http.request(method, "/v1/functions/doubled")).status_code == 404
@@ -147,6 +148,8 @@ PYTHON = {"kind": "python", "code": SHA, "entry": "m:f"}
         ("f", {"spec": {**PYTHON, "scaling": {"least": 1}}}, "spec"),
         ("f", {"spec": {**PYTHON, "scaling": None}}, "spec.scaling"),
         ("f", {"spec": {**PYTHON, "batch": {"max_size": 0}}}, "spec"),
+        ("f", {"spec": {**PYTHON, "slo": {"ttft_ms": -1e9}}}, "spec"),
+        ("f", {"spec": {**PYTHON, "limits": {"retention_s": 0}}}, "spec"),
         ("f", {"spec": {**PYTHON, "entry": "no colon"}}, "spec.entry"),
         ("f", {"spec": {**PYTHON, "code": "../../etc/passwd"}}, "spec.code"),
         ("f", {"spec": PYTHON}, "spec.code"),

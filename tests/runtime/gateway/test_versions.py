@@ -16,10 +16,12 @@ from stoker.queue.broker import Broker
 from stoker.queue.cluster import LEADER, STARTS, Cluster
 from stoker.queue.records import JobState
 from stoker.runtime.cli import app as cli
+from stoker.runtime.client.errors import StokerError
+from stoker.runtime.commands.exits import Failed
 from stoker.runtime.releases import MOST_KEPT
 
 from .conftest import Login, RunningGateway
-from .peers import error_of, make_key, until_state, write_bundle
+from .peers import Task, error_of, make_key, until_state, worker, write_bundle
 
 numbers = itertools.count()
 
@@ -130,7 +132,7 @@ async def test_functions_come_and_go_with_a_version(
     job = (await http.post(f"/v1/functions/{app}_h/jobs", json=1)).json()["id"]
     kept = (await http.post(f"/v1/functions/{app}_f/jobs", json=1)).json()["id"]
     body = (await http.post(f"/v1/apps/{app}/rollback", json={})).json()
-    assert (body["version"], body["deleted"]) == (one, [f"{app}_h"])
+    assert (body["version"], body["deleted"], body["cancelled_jobs"]) == (one, [f"{app}_h"], 1)
     assert {function["name"] for function in body["functions"]} == {f"{app}_f", f"{app}_g"}
     await until_state(broker, job, JobState.CANCELLED)
     await until_state(broker, kept, JobState.QUEUED)
@@ -231,7 +233,7 @@ async def test_an_app_is_removed_whole_and_can_be_brought_back(
     gone = await http.delete(f"/v1/apps/{app}")
     assert (gone.status_code, gone.json()) == (
         200,
-        {"object": "app", "name": app, "deleted": True, "functions": [f"{app}_f", f"{app}_g"]},
+        {"object": "app", "name": app, "deleted": True, "functions": [f"{app}_f", f"{app}_g"], "cancelled_jobs": 1},
     )
     await until_state(broker, job, JobState.CANCELLED)
     names = [row["name"] for row in (await http.get("/v1/functions")).json()["data"]]
@@ -244,6 +246,35 @@ async def test_an_app_is_removed_whole_and_can_be_brought_back(
     for name, lines in ((app, [f"deleted {app}_f", f"deleted {app}_g"]), (other, [f"deleted {other}_f"])):
         said = await asyncio.to_thread(CliRunner().invoke, cli, ["delete", name, "--app", "--url", gateway.url])
         assert (said.exit_code, said.output.splitlines()) == (0, lines)
+
+
+async def test_delete_tells_what_it_cancelled_and_what_is_an_app(
+    http: httpx.AsyncClient, code: str, app: str, broker: Broker, gateway: RunningGateway
+) -> None:
+    async def delete(*arguments: str) -> Any:
+        return await asyncio.to_thread(CliRunner().invoke, cli, ["delete", *arguments, "--url", gateway.url])
+
+    started, over = asyncio.Event(), asyncio.Event()
+
+    async def wait(task: Task) -> None:
+        started.set()
+        await over.wait()
+
+    await deploy(http, code, app, 1, "f", "g")
+    async with worker(broker, f"{app}_f", wait):
+        jobs = [(await http.post(f"/v1/functions/{app}_f/jobs", json=1)).json()["id"] for _ in range(3)]
+        await asyncio.wait_for(started.wait(), 20)
+        refused = await delete(app)
+        assert (refused.exit_code, type(refused.exception)) == (1, Failed)
+        assert f"`stoker delete --app {app}`" in str(refused.exception)
+        said = await delete(f"{app}_f")
+        over.set()
+    assert said.output.splitlines() == [f"deleted {app}_f", "cancelled 3 queued or running jobs"]
+    for job in jobs:
+        await until_state(broker, job, JobState.CANCELLED)
+    assert (await delete(f"{app}_g")).output.splitlines() == [f"deleted {app}_g"]
+    unknown = await delete(app)
+    assert isinstance(unknown.exception, StokerError) and unknown.exception.code == "model_not_found"
 
 
 async def test_an_app_stays_whole_while_anothers_router_names_one_of_its_functions(
