@@ -21,8 +21,9 @@ from stoker.queue.cluster import BELL, Cluster, Host, Signal
 from stoker.queue.records import Backlog
 from stoker.runtime.controller.fleet_plan import Orders, must_leave
 from stoker.runtime.controller.fleet_report import Told, fleet_report
+from stoker.runtime.controller.isolation import Isolation
 from stoker.runtime.controller.leader import Leadership
-from stoker.runtime.controller.policy import Wanted, decide
+from stoker.runtime.controller.policy import Wanted
 from stoker.runtime.controller.policy_record import from_record, to_record
 from stoker.runtime.controller.policy_rollout import Rollout, remember_proven, rollouts, told, with_starts_asked
 from stoker.runtime.controller.policy_state import Decision, Demand, Failures, Memory, Placed, Rules, View
@@ -58,6 +59,8 @@ class Controller:
         self._rollouts: Mapping[str, Rollout] = {}
         self._memory: Memory | None = None
         self._remembered_at = 0.0
+        self._isolation = Isolation()
+        self._trouble = ""
         self._told = Told()
         self._said: tuple[str, ...] = ()
         self._silent: dict[str, float] = {}
@@ -79,12 +82,17 @@ class Controller:
         await self._leadership.release()
 
     async def _try_sweep(self) -> None:
+        """The same trouble, four times a second, is told once."""
+        trouble = ""
         try:
             await self.sweep()
         except RedisError as error:
             log.warning("sweep: %s", error)
-        except Exception:
-            log.exception("sweep failed")
+        except Exception as error:
+            trouble = repr(error)
+            if trouble != self._trouble:
+                log.exception("sweep failed, and is tried again")
+        self._trouble = trouble
 
     async def sweep(self) -> None:
         if not await self._leadership.acquire():
@@ -101,7 +109,7 @@ class Controller:
         memory = await self._remembered(now)
         view = replace(view, memory=memory, rules=self._rules, pools=fleet.pools, machines=fleet.machines)
         view = with_starts_asked(await self._with_proven(view), await self._cluster.asked_starts())
-        decision = decide(view)
+        decision = self._isolation.decide(view)
         self._awake = awake(decision)
         await self._remember(decision.memory, now)
         await self._report_failures(decision, now)

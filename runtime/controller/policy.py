@@ -58,6 +58,7 @@ def settle(view: View, trials: Mapping[str, Trial], failures: Mapping[str, Failu
     trying = {name: on_trial(trial.spec, placed[name], prices) for name, trial in trials.items()}
     plans = {name: plan_beside(trying.get(name, ()), at[name], placed[name], prices, failed[name]) for name in at}
     keep = tuple(replica for each in plans.values() for replica in each.keep)
+    keep += tuple(r for r in view.placed if r.function in view.held and r.host in view.hosts)
     due = {trial_name(n): t.spec for n, t in trials.items() if not trying[n] and t.is_due(view.now, plans[n])}
     seating = replace(view, specs={**view.specs, **due}) if due else view
     missing = [name for name, each in plans.items() for _ in range(each.missing)]
@@ -129,6 +130,7 @@ def actions(
     """One sentence for each change."""
     flagged = {replica.id for replica in view.placed if replica.draining}
     kept = {replica.id for each in plans.values() for replica in each.keep}
+    kept |= {replica.id for replica in view.placed if replica.function in view.held}
     said = [f"start a replica of {name} on {host} ({device})" for name, host, device in add]
     said += [f"drain {id}" for each in plans.values() for id in each.drain if id not in flagged]
     said += [f"drop {replica.id} ({replica.state})" for replica in view.placed if replica.id not in kept]

@@ -22,6 +22,9 @@ MIN_SAMPLES = 8
 LEAST_RHYTHM, LEAST_DUE = 0.1, 3
 GRID = 1.02
 MANY_SERVERS = 1000.0
+# More replicas than any function may have take it, and still a number that the rest can be calculated with.
+MOST_LOAD = 1e12
+NEVER_BLOCKED = 1e-30
 
 
 def average(before: float, sample: float, dt: float, window_s: float) -> float:
@@ -77,7 +80,7 @@ def staffing(load: float, room: int, patience: float, miss: float, worth: float)
     replica costs as much as `1 / worth` jobs that wait too long."""
     if load <= 0:
         return 0
-    step = math.ceil(math.log(load) / math.log(GRID))
+    step = math.ceil(math.log(min(load, MOST_LOAD)) / math.log(GRID))
     return _staffing(step, room, round(patience, 2), miss, float(f"{worth:.1e}"))
 
 
@@ -104,6 +107,8 @@ def waiting_longer(load: float, servers: int, patience: float) -> float:
     blocked = 1.0
     for server in range(1, servers + 1):
         blocked = load * blocked / (server + load * blocked)
+        if blocked < NEVER_BLOCKED:
+            return 0.0
     waits = servers * blocked / (servers - load * (1 - blocked))
     return waits * math.exp(-(servers - load) * patience)
 

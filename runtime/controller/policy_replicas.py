@@ -29,6 +29,9 @@ IN_MARGIN = 1.1
 BATCH_FILL = 0.75
 CALM_STARTS, CALM_S = 2.0, 60.0
 LEAST_IDLE_S = 5.0
+# What measured times are taken for at the most and the least, and the most replicas that are reckoned with: bounds that
+# nothing real comes near, within which no arithmetic here overflows.
+LONGEST_S, SHORTEST_S, MOST_REPLICAS = 1e9, 1e-6, 10**9
 # What a single job makes of the rate: it says nothing of a next one.
 ONE_ARRIVAL = 1 / (STEADY_S + RATE_WINDOW_S)
 
@@ -53,7 +56,7 @@ class Situation:
 
     @property
     def load_s(self) -> float:
-        return self.timing.load_s or typical(self.outlook.loads, DEFAULT_LOAD_S)
+        return min(LONGEST_S, self.timing.load_s or typical(self.outlook.loads, DEFAULT_LOAD_S))
 
     @property
     def start_s(self) -> float:
@@ -66,7 +69,9 @@ class Situation:
 
     @property
     def service_s(self) -> float:
-        return self.timing.service_s or service_time(self.outlook)
+        """0 until some were seen."""
+        known = self.timing.service_s or service_time(self.outlook)
+        return min(LONGEST_S, max(SHORTEST_S, known)) if known else 0.0
 
     @property
     def patience_s(self) -> float:
@@ -168,7 +173,8 @@ def idle_needs(at: Situation, current: int) -> tuple[int, int]:
 
 def affordable(at: Situation, age: float) -> int:
     """Replicas whose start and wait the budget pays for."""
-    return max(0, int(at.outlook.credit_usd * 3600 / (at.price_per_h * (at.start_s + margin_s(age)))))
+    paid = at.outlook.credit_usd * 3600 / (at.price_per_h * (at.start_s + margin_s(age)))
+    return int(min(MOST_REPLICAS, max(0.0, paid)))
 
 
 def fall(at: Situation, need: int, late: int, current: int) -> tuple[tuple[float, int], ...]:

@@ -193,7 +193,7 @@ class Rules:
 class View:
     """Everything a decision depends on. `hosts` maps live host ids to their devices; `now` is in seconds. `proven`: the
     version of each function that was ready last; `proven_failures`: its own failed starts while it serves for a newer
-    one."""
+    one. `held`: functions without a spec here whose replicas stay as they are."""
 
     now: float
     specs: Mapping[str, FunctionSpec]
@@ -208,6 +208,7 @@ class View:
     rules: Rules = field(default_factory=Rules)
     proven: Mapping[str, FunctionSpec] = field(default_factory=dict)
     proven_failures: Mapping[str, Failures] = field(default_factory=dict)
+    held: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ MOST_ROUTES = 64
 MOST_EXAMPLES = 2048
 MOST_WORDS = 1000
 MOST_PATTERN = 1000
+MOST_COUNT = 10**9
 CONDITIONS = ("min_chars", "max_chars", "min_difficulty", "max_difficulty", "tools", "structured")
 
 
@@ -45,6 +46,12 @@ class Route:
             self.has_conditions or bool(self.examples),
             f"the route to {self.target!r} needs a condition or examples (what goes nowhere else goes to the default)",
         )
+        for name in ("min_chars", "max_chars"):
+            value = getattr(self, name)
+            require(value is None or 0 <= value <= MOST_COUNT, f"{name} must be 0 to {MOST_COUNT}, not {value}")
+        for name in ("min_difficulty", "max_difficulty"):
+            value = getattr(self, name)
+            require(value is None or 0 <= value <= 1, f"{name} must be 0 to 1, not {value}")
         require(len(self.keywords) <= MOST_WORDS, f"a route has at most {MOST_WORDS} keywords")
         require(all(text.strip() for text in (*self.keywords, *self.examples)), "keywords and examples can't be empty")
         require(len(self.pattern) <= MOST_PATTERN, f"a pattern has at most {MOST_PATTERN} characters")
@@ -88,7 +95,7 @@ class Router:
             1 <= self.classify_within_ms <= 60_000,
             f"classify_within_ms must be 1 to 60000, not {self.classify_within_ms}",
         )
-        require(self.max_queued >= 0, f"max_queued must be 0 or more, not {self.max_queued}")
+        require(0 <= self.max_queued <= MOST_COUNT, f"max_queued must be 0 to {MOST_COUNT}, not {self.max_queued}")
         require(not self.prefer_awake or bool(self.fallbacks), "prefer_awake needs fallbacks: {'target': 'other'}")
         require(all(a != b for a, b in self.fallbacks.items()), "a target can't be its own fallback")
         strange = sorted(set(self.fallbacks) - {self.default, *(route.target for route in self.routes)})

@@ -21,7 +21,7 @@ TAUGHT = (Route("a", examples=("one", "two")), Route("b", examples=("three",)))
         ({"routes": TAUGHT[:1], "embed": "e"}, "of two targets at least"),
         ({"min_score": 2}, "min_score must be 0 to 1"),
         ({"classify_within_ms": 0}, "classify_within_ms must be"),
-        ({"max_queued": -1}, "max_queued must be 0 or more"),
+        ({"max_queued": -1}, "max_queued must be 0 to 1000000000"),
         ({"prefer_awake": True}, "prefer_awake needs fallbacks"),
         ({"fallbacks": {"a": "a"}}, "its own fallback"),
         ({"fallbacks": {"z": "a"}}, "which z is not"),
@@ -36,6 +36,8 @@ def test_a_router_that_can_not_work_says_why(fields: dict[str, Any], complaint: 
     ("fields", "complaint"),
     [
         ({}, "needs a condition or examples"),
+        ({"min_chars": -1}, "min_chars must be 0 to 1000000000, not -1"),
+        ({"max_difficulty": 1.5}, "max_difficulty must be 0 to 1, not 1.5"),
         ({"keywords": "one"}, "with a comma even if there is only one"),
         ({"keywords": (" ",)}, "can't be empty"),
         ({"pattern": "("}, "can't be used"),
