@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from stoker.runtime.requirement import InvalidSpec, reject_unknown, require
@@ -17,6 +18,7 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 VERSION = re.compile(r"[A-Za-z0-9._+-]{0,64}")
 KINDS = get_args(Kind)
 MAX_SECONDS = 1e9
+LEAST_RETENTION_S = 10.0
 MAX_ADAPTERS = 1000
 MAX_RANK = 64
 
@@ -40,6 +42,13 @@ class SLO:
     """Latency goal in milliseconds: time to first token, or to the start of a Python function's call."""
 
     ttft_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        ttft_ms = self.ttft_ms
+        require(
+            ttft_ms is None or 1 <= ttft_ms <= MAX_SECONDS * 1000,
+            f"ttft_ms must be 1 to {MAX_SECONDS * 1000:g} milliseconds (leave it out for no goal), not {ttft_ms}",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +107,8 @@ class ModelOptions:
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Clocks in seconds (0 = none) and the number of attempts a job gets. `start_up_within_s` bounds a worker's own
-    start; `start_within_s`, `run_within_s` and `finish_within_s` a job's wait, its run, and both together.
+    start; `start_within_s`, `run_within_s` and `finish_within_s` a job's wait, its run, and both together. For
+    `retention_s` after its end a job can be read.
 
     The rest bounds what the function, or each tenant in it, may have: jobs waiting, jobs running, and requests and cost
     (estimated tokens of a language model, calls of a Python function) per minute; 0 = no limit."""
@@ -119,9 +129,14 @@ class Limits:
     cost_per_minute_per_tenant: float = 0
 
     def __post_init__(self) -> None:
-        for name in ("start_up_within_s", "start_within_s", "run_within_s", "finish_within_s", "retention_s"):
+        for name in ("start_up_within_s", "start_within_s", "run_within_s", "finish_within_s"):
             value = getattr(self, name)
             require(0 <= value <= MAX_SECONDS, f"{name} must be 0 to {MAX_SECONDS:g} seconds, not {value}")
+        # Who waits for a result reads it when it hears of the end, which must not be too late.
+        require(
+            LEAST_RETENTION_S <= self.retention_s <= MAX_SECONDS,
+            f"retention_s must be {LEAST_RETENTION_S:g} to {MAX_SECONDS:g} seconds, not {self.retention_s}",
+        )
         require(1 <= self.max_attempts <= 100, f"max_attempts must be 1 to 100, not {self.max_attempts}")
         require(1 <= self.max_queued <= 10**9, f"max_queued must be 1 to 1000000000, not {self.max_queued}")
         for name in ("max_running", *(each.name for each in fields(self) if "_per_" in each.name)):
@@ -229,8 +244,14 @@ def readable(records: Mapping[str, dict[str, Any]]) -> dict[str, FunctionSpec]:
         try:
             specs[name] = FunctionSpec.from_dict(record)
         except InvalidSpec as error:
-            log.error("function %s is skipped, deploy it again: %s", name, error)
+            tell_unreadable(name, str(error))
     return specs
+
+
+@lru_cache(maxsize=1024)
+def tell_unreadable(name: str, why: str) -> None:
+    """Records are read several times a second: each trouble is logged once."""
+    log.error("function %s is skipped, deploy it again: %s", name, why)
 
 
 def check_name(name: str, what: str = "function") -> None:

@@ -84,7 +84,7 @@ def new_job(
         start_within_ms=milliseconds(limits.start_within_s),
         run_within_ms=milliseconds(limits.run_within_s),
         finish_within_ms=milliseconds(limits.finish_within_s),
-        retention_ms=max(1, milliseconds(limits.retention_s)),
+        retention_ms=milliseconds(limits.retention_s),
         webhook=webhook_url(incoming, spec.webhook),
         caller=calling_job(incoming),
         route=incoming.scope.get(ROUTED, ("", b"", ""))[1],
@@ -106,7 +106,8 @@ def request_digest(incoming: Incoming) -> bytes:
 
 
 def milliseconds(seconds: float) -> int:
-    return round(seconds * 1000)
+    """Of a limit: one above 0 stays one, since 0 is none."""
+    return max(1, round(seconds * 1000)) if seconds else 0
 
 
 async def take_place(incoming: Incoming, spec: FunctionSpec, key: str) -> None:

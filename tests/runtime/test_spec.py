@@ -1,9 +1,12 @@
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
+from stoker.runtime.routing.router import Route, Router
 from stoker.runtime.sdk import App
 from stoker.runtime.spec import (
+    SLO,
     Batch,
     FunctionSpec,
     InvalidSpec,
@@ -53,9 +56,15 @@ def test_missing_or_unknown_kinds_are_refused(data: dict) -> None:
         FunctionSpec.from_dict(data)
 
 
-def test_one_unreadable_record_does_not_hide_the_others() -> None:
+def test_one_unreadable_record_does_not_hide_the_others_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     good = FunctionSpec(name="f", kind="python")
-    assert readable({"bad": {"name": "bad", "kind": "python", "future": 1}, "f": good.to_dict()}) == {"f": good}
+    for _ in range(3):
+        assert readable({"bad": {"name": "bad", "kind": "python", "future": 1}, "f": good.to_dict()}) == {"f": good}
+    readable({"bad": {"name": "bad", "kind": "python", "slo": {"ttft_ms": -1}}})
+    assert [("future" in each.message, "ttft_ms" in each.message) for each in caplog.records] == [
+        (True, False),
+        (False, True),
+    ]
 
 
 def test_a_model_needs_weights() -> None:
@@ -144,3 +153,46 @@ def test_an_app_asks_for_batch_invariance_of_language_models_alone() -> None:
 def test_room_for_adapters_is_bounded(values: dict[str, int]) -> None:
     with pytest.raises(InvalidSpec, match=next(iter(values))):
         ModelOptions(**values)
+
+
+PARTS: dict[Any, dict[str, Any]] = {
+    Batch: {},
+    SLO: {},
+    Scaling: {},
+    ModelOptions: {},
+    Limits: {},
+    FunctionSpec: {"name": "f", "kind": "python"},
+    Router: {"routes": (Route("a", min_chars=1),), "default": "a"},
+    Route: {"target": "a", "keywords": ("x",)},
+}
+NUMBERS = [
+    pytest.param(part, given, each.name, id=f"{part.__name__}.{each.name}")
+    for part, given in PARTS.items()
+    for each in fields(part)
+    if {"int", "float"} & set(str(getattr(each.type, "__name__", each.type)).replace("|", " ").split())
+]
+
+
+@pytest.mark.parametrize(("part", "given", "name"), NUMBERS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), -1, -1e9, 10**30])
+def test_every_number_of_a_spec_has_bounds(part: Any, given: dict[str, Any], name: str, value: float) -> None:
+    with pytest.raises(InvalidSpec, match=name):
+        part(**{**given, name: value})
+
+
+def test_all_numbers_were_found() -> None:
+    assert len(NUMBERS) == 36
+
+
+@pytest.mark.parametrize("value", [0, 0.99, 1e13])
+def test_a_latency_goal_is_a_time_that_can_be_kept(value: float) -> None:
+    with pytest.raises(InvalidSpec, match=f"ttft_ms must be 1 to 1e.12 milliseconds .* not {value}"):
+        SLO(value)
+    assert SLO(1).ttft_ms == 1 and SLO(1e12) and SLO(None) == SLO()
+
+
+@pytest.mark.parametrize("value", [0, 0.05, 9.9])
+def test_a_result_is_kept_for_long_enough_to_be_read(value: float) -> None:
+    with pytest.raises(InvalidSpec, match=f"retention_s must be 10 to 1e.09 seconds, not {value}"):
+        Limits(retention_s=value)
+    assert Limits(retention_s=10).retention_s == 10

@@ -7,6 +7,7 @@ from redis.asyncio import Redis
 
 from stoker.queue.broker import Broker
 from stoker.queue.cluster import Cluster
+from stoker.queue.keys import key
 from stoker.queue.records import JobState, NewJob, new_job_id, pack
 from stoker.runtime.spec import Limits
 
@@ -92,12 +93,16 @@ async def test_unknown_jobs_are_404(http: httpx.AsyncClient, path: str) -> None:
 
 
 async def test_a_job_that_is_no_longer_kept_is_410(
-    http: httpx.AsyncClient, broker: Broker, cluster: Cluster, deploy: Deploy
+    http: httpx.AsyncClient, broker: Broker, redis: Redis, cluster: Cluster, deploy: Deploy
 ) -> None:
-    name = await deploy(limits=Limits(retention_s=0.05))
+    name = await deploy(limits=Limits(retention_s=10))
     job_id = await queue_job(http, name)
     async with worker(broker, name, double):
-        await until_gone(broker, job_id)
+        await until_state(broker, job_id, JobState.SUCCEEDED)
+    left_ms = await redis.pttl(record := key(name, f"j:{job_id}"))
+    assert 5_000 < left_ms <= 10_000
+    await redis.pexpire(record, 1)
+    await until_gone(broker, job_id)
     for method, suffix in (("GET", ""), ("DELETE", ""), ("GET", "/events"), ("POST", "/replay")):
         response = await http.request(method, f"/v1/jobs/{job_id}{suffix}")
         assert (response.status_code, error_of(response)["code"]) == (410, "result_expired")
