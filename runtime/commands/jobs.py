@@ -122,10 +122,12 @@ def job_cells(job: dict[str, Any]) -> tuple[object, ...]:
 
 @jobs.command("cancel")
 def cancel_job(job_id: JobId, url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json: AsJson = False) -> None:
-    """Cancel a queued or running job."""
+    """Cancel a queued or running job. One that had ended stays as it was: that is told, and is no failure."""
     with client_of(url, api_key) as client:
+        had_ended = client.job(job_id)["finished_at"] is not None
         record = client.cancel(job_id)
-    show(record, as_json, f"{job_id}: {record['state']}")
+    late = had_ended or record["state"] != "cancelled"
+    show(record, as_json, f"{job_id}: {'had ended already: ' * late}{record['state']}")
 
 
 @jobs.command("dead")
@@ -156,7 +158,7 @@ def dead_cells(job: dict[str, Any]) -> tuple[object, ...]:
 
 @jobs.command("replay")
 def replay_job(job_id: JobId, url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json: AsJson = False) -> None:
-    """Queue a dead or failed job again, with all of its attempts."""
+    """Queue a dead or failed job again, with all of its attempts. Of other ends the input isn't kept."""
     with client_of(url, api_key) as client:
         record = client.replay(job_id)
     show(record, as_json, f"{job_id}: {record['state']}")

@@ -87,7 +87,12 @@ def function_not_found(name: str, param: str | None = None) -> ApiError:
 
 
 def not_replayable(job_id: str, state: JobState) -> ApiError:
+    """Of other ends the queue keeps no input."""
     message = f"Job '{job_id}' is {state}; only a dead or a failed job can be replayed."
+    if state.terminal:
+        message += " Its input is no longer kept: send that again as a new job"
+        ran_out = state in (JobState.TIMED_OUT, JobState.EXPIRED)
+        message += ", once the function's time limit is as long as it needs." if ran_out else "."
     return ApiError(409, message, code="job_not_replayable", param="id", headers=NO_RETRY)
 
 

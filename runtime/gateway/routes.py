@@ -258,7 +258,7 @@ ENDPOINTS = [
         "Queue a dead or failed job again, with all of its attempts.",
         "Jobs",
         answer=JobObject,
-        problems={**NO_JOB, 409: "The job is neither dead nor failed."},
+        problems={**NO_JOB, 409: "The job is neither dead nor failed; one that ended otherwise has no input any more."},
         reads={"Idempotency-Key": "Sent again with the same key, it replays once."},
         packs=True,
     ),

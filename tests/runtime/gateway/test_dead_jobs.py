@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from stoker.queue.broker import Broker
 from stoker.queue.records import JobState, NewJob, new_job_id, pack
 from stoker.runtime.cli import app
+from stoker.runtime.spec import Limits
 
 from .conftest import RunningGateway
 from .peers import Deploy, Task, double, error_of, until_state, worker
@@ -78,6 +79,44 @@ async def test_replayed_and_done(http: httpx.AsyncClient, broker: Broker, deploy
     assert (await http.get(f"/v1/jobs/{job_id}")).json()["result"] == 8
     assert (await http.post(f"/v1/jobs/{job_id}/replay")).status_code == 409
     assert (await http.get(f"/v1/functions/{name}/dead")).json()["data"] == []
+
+
+async def test_what_ended_otherwise_is_told_to_be_sent_again(
+    http: httpx.AsyncClient, broker: Broker, deploy: Deploy
+) -> None:
+    async def hang(task: Task) -> None:
+        await until_state(broker, task.claim.job_id, JobState.TIMED_OUT)
+
+    name = await deploy(limits=Limits(run_within_s=0.05))
+    timed_out = (await http.post(f"/v1/functions/{name}/jobs", json=1)).json()["id"]
+    async with worker(broker, name, hang):
+        await until_state(broker, timed_out, JobState.TIMED_OUT)
+    cancelled = (await http.post(f"/v1/functions/{name}/jobs", json=1)).json()["id"]
+    await broker.cancel(cancelled)
+    new = "Its input is no longer kept: send that again as a new job"
+    for job_id, state, advice in (
+        (timed_out, "timed_out", f"{new}, once the function's time limit is as long as it needs."),
+        (cancelled, "cancelled", f"{new}."),
+    ):
+        refused = await http.post(f"/v1/jobs/{job_id}/replay")
+        message = f"Job '{job_id}' is {state}; only a dead or a failed job can be replayed. {advice}"
+        assert (refused.status_code, error_of(refused)["message"]) == (409, message)
+
+
+async def test_cancel_of_what_had_ended_says_so_and_is_no_failure(
+    http: httpx.AsyncClient, gateway: RunningGateway, broker: Broker, deploy: Deploy
+) -> None:
+    async def cancel(job_id: str) -> str:
+        command = ["jobs", "cancel", job_id, "--url", gateway.url]
+        result = await asyncio.to_thread(CliRunner().invoke, app, command)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    name, (dead,) = await dead_jobs(http, broker, deploy, 1)
+    assert await cancel(dead) == f"{dead}: had ended already: dead\n"
+    waiting = (await http.post(f"/v1/functions/{name}/jobs", json=1)).json()["id"]
+    assert await cancel(waiting) == f"{waiting}: cancelled\n"
+    assert await cancel(waiting) == f"{waiting}: had ended already: cancelled\n"
 
 
 async def test_one_key_replays_once(http: httpx.AsyncClient, broker: Broker, deploy: Deploy) -> None:
