@@ -9,6 +9,7 @@ for i = 1, #ARGV, 2 do
   if holds(job, ARGV[i + 1]) then
     count = count + 1
     call('HSET', job.record, 'aside', job.fence)
+    call('ZADD', Q .. 'aside', job.place, job.id)
     if job.finish_by then
       call('ZADD', Q .. 'dl', job.finish_by, job.id)
     else

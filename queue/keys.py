@@ -15,6 +15,7 @@ Functions:
     v, w, tq, tr  hash  tenant -> virtual time, weight (permanent), jobs waiting (queued and delayed), jobs running
     b:r, b:c, b:r:<tenant>, b:c:<tenant>  string  when a bucket is full again, and its limit (TTL: until then)
     lease, dl, delay  zset  job -> end of lease, next deadline, due time (server milliseconds)
+    aside    zset    leased jobs that their workers keep and don't run -> their place in the sequence
     w:<job>.<life>  hash  whom to tell of an end of the job (TTL: a week), with what to say once that was tried in vain
     wl:<job>.<life> list  each try (same TTL)
     wd       zset    <job>.<life> -> when its next try is due, or until when it is leased (TTL: a week)

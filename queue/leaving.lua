@@ -46,16 +46,20 @@ end
 
 -- Takes running jobs from their workers. When a claim had left work because of a limit on running jobs, workers hear it.
 local function release(jobs)
-  local ids, timed, counts = {}, {}, {}
+  local ids, timed, kept, counts = {}, {}, {}, {}
   for i, job in ipairs(jobs) do
     ids[i] = job.id
     counts[job.tenant] = (counts[job.tenant] or 0) + 1
     if job.run or job.finish_by then
       timed[#timed + 1] = job.id
     end
+    if job.aside == job.fence then
+      kept[#kept + 1] = job.id
+    end
   end
   remove(Q .. 'lease', ids)
   remove(Q .. 'dl', timed)
+  remove(Q .. 'aside', kept)
   for tenant, count in pairs(counts) do
     count_running(tenant, -count)
   end

@@ -118,6 +118,7 @@ class Oracle:
             *one_place(shot),
             *self._fences_rise(shot),
             *counters(shot),
+            *kept_aside(shot),
             *ready_lanes(shot),
             *attempts(shot),
             *expiry(shot),
@@ -178,6 +179,13 @@ def counters(shot: Snapshot) -> list[str]:
     problems += [] if counts == shot.waiting else [f"I3: tenants wait {dict(counts)}, counted {shot.waiting}"]
     runs = Counter(shot.jobs[job_id]["tenant"] for job_id in shot.zsets["lease"])
     return problems + ([] if runs == shot.running else [f"I3: tenants run {dict(runs)}, counted {shot.running}"])
+
+
+def kept_aside(shot: Snapshot) -> list[str]:
+    """I8: listed as kept are exactly the leased jobs whose present worker said so."""
+    kept = {id for id, row in shot.jobs.items() if row["state"] == "running" and row.get("aside") == row["fence"]}
+    listed = set(shot.zsets["aside"])
+    return [] if kept == listed else [f"I8: workers keep {kept}, listed {listed}"]
 
 
 def ready_lanes(shot: Snapshot) -> list[str]:

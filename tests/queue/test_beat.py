@@ -89,13 +89,15 @@ async def test_a_kept_jobs_run_has_no_limit_but_the_whole_job_has(broker: Broker
 
 
 async def test_a_kept_job_is_queued_to_readers_until_it_is_claimed_again(
-    broker: Broker, client: Redis, job, start
+    broker: Broker, client: Redis, job, start, oracle: Oracle
 ) -> None:
     kept, runs = await start(idempotency_key="k"), await start()
     assert await broker.set_aside("f", {kept.job_id: kept.fence}) == 1
     assert await broker.set_aside("f", {runs.job_id: runs.fence - 1}) == 0
     shown = await broker.job(kept.job_id)
     assert shown and (shown.state, shown.aside, shown.started_ms) == (JobState.QUEUED, True, None)
+    oracle.check("f")
+    assert await counts(broker) == (1, 1)
     for again in (job(idempotency_key="k"), job(id=kept.job_id), job(id=runs.job_id)):
         answer = await broker.enqueue(again)
         wanted = JobState.RUNNING if again.id == runs.job_id else JobState.QUEUED
@@ -105,8 +107,31 @@ async def test_a_kept_job_is_queued_to_readers_until_it_is_claimed_again(
         page = await listing.page(["f"], 10, state=state)
         assert [(each.id, each.state) for each in page.jobs] == ([(id, state)] if id else [])
     await broker.fail("f", [Failure(kept.job_id, kept.fence, b"e", retry=True, counts=False)])
+    oracle.check("f")
+    assert await counts(broker) == (1, 1)
     again = await broker.job(kept.job_id)
     assert again and (again.state, again.aside) == (JobState.RETRYING, False)
     (claim,) = await broker.claim("f", "other", 1)
     shown = await broker.job(kept.job_id)
     assert claim.job_id == kept.job_id and shown and (shown.state, shown.aside) == (JobState.RUNNING, False)
+    oracle.check("f")
+    assert await counts(broker) == (0, 2)
+
+
+async def test_a_kept_job_that_ends_or_loses_its_worker_is_kept_no_more(
+    broker: Broker, client: Redis, start, oracle: Oracle
+) -> None:
+    cancelled, lost, refused = [await start() for _ in range(3)]
+    held = {claim.job_id: claim.fence for claim in (cancelled, lost, refused)}
+    assert await broker.set_aside("f", held) == 3 and await counts(broker) == (3, 0)
+    await broker.cancel(cancelled.job_id)
+    await broker.fail("f", [Failure(refused.job_id, refused.fence, b"e", retry=False)])
+    await client.zadd(keys.key("f", "lease"), {lost.job_id: 1})
+    await broker.tick("f")
+    oracle.check("f")
+    assert await counts(broker) == (1, 0) and not await client.exists(keys.key("f", "aside"))
+
+
+async def counts(broker: Broker) -> tuple[int, int]:
+    backlog = (await broker.backlogs(["f"]))["f"]
+    return backlog.queued, backlog.running
