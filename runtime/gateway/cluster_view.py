@@ -43,7 +43,8 @@ class Snapshot:
 
     def eta_s(self, job: Job) -> float | None:
         replicas = replicas_of(self.hosts, job.function)
-        return eta_s(job, self.backlogs.get(job.function), replicas, failing=job.function in self.failing)
+        backlog, reason = self.backlogs.get(job.function), self.fleet.get("reasons", {}).get(job.function)
+        return eta_s(job, backlog, replicas, reason, failing=job.function in self.failing)
 
 
 class ClusterView:

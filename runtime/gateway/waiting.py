@@ -57,8 +57,8 @@ def of_version(host: Mapping[str, Any], version: str) -> Mapping[str, Any]:
 
 def why_aside(version: str, reason: str) -> str:
     """Of a job that a replica of another version keeps for the deployed one; `reason`: how that one stands."""
-    said = f"waits for version {version}: its input does not fit the version that serves at the moment"
-    return said if reason == QUEUED else f"{said}; {reason}"
+    said = f"its input is for version {version}, which does not serve yet"
+    return said if reason == QUEUED else f"{said}: {reason}"
 
 
 def replicas_of(hosts: Iterable[Mapping[str, Any]], function: str) -> list[Replica]:
@@ -68,14 +68,19 @@ def replicas_of(hosts: Iterable[Mapping[str, Any]], function: str) -> list[Repli
 def position(job: Job, backlog: Backlog | None) -> str:
     if job.state is JobState.RETRYING:
         return f"retrying (attempt {job.attempt + 1} of {job.max_attempts})"
-    if job.queued_ahead is None or backlog is None:
+    if not job.queued_ahead or backlog is None:
         return QUEUED
-    return f"queued behind {job.queued_ahead} of {backlog.queued}" if job.queued_ahead else QUEUED
+    # The backlog may be a second old.
+    return f"queued behind {job.queued_ahead} of {max(backlog.queued, job.queued_ahead + 1)}"
 
 
 def loading(replicas: Sequence[Replica]) -> str:
-    known = any(replica["state"] == "loading" and replica["total_bytes"] for replica in replicas)
-    return f"loading weights {int(100 * loaded_share(replicas))} %" if known else "loading weights"
+    """What a model's replica loads is its weights; a Python function's says what it does (`step`)."""
+    starting = [replica for replica in replicas if replica["state"] == "loading"]
+    if any(replica["total_bytes"] for replica in starting):
+        return f"loading weights {int(100 * loaded_share(starting))} %"
+    step = next((replica["step"] for replica in starting if replica.get("step")), "")
+    return f"starting worker: {step}" if step else "loading weights"
 
 
 def loaded_share(replicas: Iterable[Replica]) -> float:

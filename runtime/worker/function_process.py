@@ -126,11 +126,13 @@ def serve(channel: Channel, code: UserCode, concurrency: int) -> None:
     threads.close()
 
 
-def load(start: Frame, phases: list[Phase]) -> UserCode:
-    """Imports the code and runs its load step, if it has one. Raises whatever user code raises."""
+def load(start: Frame, phases: list[Phase], channel: Channel) -> UserCode:
+    """Imports the code and runs its load step, if it has one, and says so. Raises whatever user code raises."""
     loop = EventLoop()
+    channel.send({"t": "step", "name": "import code"})
     body, step = timed(phases, "import code", lambda: resolve(start["entry"]))
     if step is not None:
+        channel.send({"t": "step", "name": "load step"})
         timed(phases, "load step", lambda: settle(loop, step()))
     return UserCode(body, batched=start["batched"], loop=loop)
 
@@ -173,7 +175,7 @@ def main() -> None:
     os.chdir(start["folder"])
     phases: list[Phase] = []
     try:
-        code = load(start, phases)
+        code = load(start, phases, channel)
     except BaseException as error:
         channel.send({"t": "load_error", "error": user_error(error)})
         return

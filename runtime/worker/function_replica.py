@@ -31,6 +31,8 @@ MOST_PHASES = 8
 MOST_SENT = 64
 WHY = {"cancelled": "was cancelled", "timed_out": "timed out", "lost": "was given to another worker"}
 HANDED_BACK = "was handed back to the queue"
+# What a start does, as its process tells it and as people are told.
+STEPS = {"import code": "importing its code", "load step": "running its load step"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class FunctionReplica(Replica):
         self._unwanted: dict[frozenset[str], asyncio.TimerHandle] = {}
         self._overdue: dict[frozenset[str], str] = {}
         self._ending: Ending | None = None
+        self._step = "fetching its code"
         self._closed = False
         self._busy: set[frozenset[str]] = set()
         self._calls: dict[str, frozenset[str]] = {}
@@ -84,6 +87,7 @@ class FunctionReplica(Replica):
             self._place = await asyncio.to_thread(take_place, bundle)
         variables = {**await self._secrets(), **await self._access.open(owner_of(self.spec.name))}
         started = time.monotonic_ns()
+        self._step = "starting its process"
         await self._spawn(self._place, variables)
         ready = await self._ready
         spawn = start_phases("function process start", started, self.host.zygote.ready_ns)
@@ -141,6 +145,9 @@ class FunctionReplica(Replica):
         await self._access.close()
         if self._place is not None:
             await asyncio.to_thread(self._place.leave)
+
+    def report(self) -> Record:
+        return {**super().report(), "step": self._step}
 
     async def take_work(self) -> None:
         free = await self.room()
@@ -277,6 +284,8 @@ class FunctionReplica(Replica):
 
     def _on_frame(self, frame: Frame) -> None:
         match frame["t"]:
+            case "step":
+                self._step = STEPS.get(frame["name"], self._step)
             case "ready" if not self._ready.done():
                 self._ready.set_result(frame)
             case "load_error" if not self._ready.done():

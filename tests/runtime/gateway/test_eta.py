@@ -38,6 +38,15 @@ def test_without_one_it_starts_first() -> None:
     assert eta_s(first, replace(BACKLOG, drained_last_per_s=0.0), []) == 8.0
 
 
+def test_a_start_that_has_begun_takes_what_the_controller_says_is_left() -> None:
+    left = {"code": "loading", "message": "a replica is starting, about 3 s left", "eta_s": 3.0}
+    assert eta_s(WAITING, BACKLOG, [loading(0.0)], left) == 3.0 + 4.5
+    assert eta_s(WAITING, BACKLOG, [loading(0.0)], {**left, "eta_s": 0.0}) == 4.5
+    assert eta_s(WAITING, BACKLOG, [loading(0.5)], {**left, "code": "no_capacity"}) == 4.0 + 4.5
+    assert eta_s(WAITING, BACKLOG, [READY], left) == 2.0
+    assert eta_s(WAITING, replace(BACKLOG, cold_start_ms=None), [], left) is None
+
+
 @pytest.mark.parametrize(
     "case",
     [

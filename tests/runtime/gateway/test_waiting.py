@@ -58,6 +58,7 @@ FAILED = replica("failed", error={"type": "cold_start_error", "message": "shard 
             2,
             "loading weights 70 %",
         ),
+        ([host(replica("loading", step="importing its code"))], 1, "starting worker: importing its code"),
         ([host(FAILED)], 1, "worker failing: shard 2 is missing"),
         ([host(FAILED, replica("loading", loaded_bytes=1, total_bytes=2))], 1, "loading weights 50 %"),
         ([host(replica("failed"))], 1, "worker failing: no reason reported"),
@@ -90,6 +91,7 @@ def test_what_the_controller_says_about_hosts(code: str, said: str) -> None:
 def test_behind_others_says_how_many() -> None:
     waiting = replace(JOB, queued_ahead=4)
     assert wait_reason(waiting, BACKLOG, [host(replica("ready"))]) == "queued behind 4 of 12"
+    assert wait_reason(replace(waiting, queued_ahead=20), BACKLOG, [host(replica("ready"))]) == "queued behind 20 of 21"
 
 
 def test_retries_say_which_attempt_comes_next() -> None:
@@ -112,9 +114,9 @@ def test_long_failures_are_cut() -> None:
     ("replicas", "reason", "said"),
     [
         ([replica("ready", version="1")], None, ""),
-        ([replica("ready", version="1"), replica("loading", version="2")], None, "; loading weights"),
-        ([replica("ready", version="1"), replica("starting", version="2")], None, "; starting worker"),
-        ([replica("ready", version="1")], {"code": "no_fitting_pool", "message": "no host has a GPU"}, "; no host has"),
+        ([replica("ready", version="1"), replica("loading", version="2")], None, ": loading weights"),
+        ([replica("ready", version="1"), replica("starting", version="2")], None, ": starting worker"),
+        ([replica("ready", version="1")], {"code": "no_fitting_pool", "message": "no host has a GPU"}, ": no host has"),
     ],
 )
 def test_what_is_kept_for_another_version_says_which_and_how_that_stands(
@@ -126,7 +128,7 @@ def test_what_is_kept_for_another_version_says_which_and_how_that_stands(
         view = replace(view, fleet={})
     kept = replace(JOB, queued_ahead=None, aside=True)
     why = view.why_waiting(kept)
-    assert why.startswith("waits for version 2: its input does not fit")
-    assert why.partition("at the moment")[2].startswith(said) if said else why.endswith("at the moment")
+    own = "its input is for version 2, which does not serve yet"
+    assert why.startswith(own + said) if said else why == own
     assert view.why_waiting(replace(kept, aside=False)) == "queued"
     assert view.eta_s(kept) is None

@@ -131,6 +131,36 @@ async def claimed_by_another(worker: Host) -> tuple[str, int]:
     return claims[0].job_id, claims[0].attempt
 
 
+SLOW = """
+import time, stoker
+
+time.sleep(0.5)
+
+class Slow:
+    @stoker.load
+    def get_ready(self):
+        time.sleep(0.5)
+
+    def run(self, x):
+        return x
+"""
+
+
+async def test_a_start_says_what_it_does(worker: Host) -> None:
+    (worker.settings.data_dir / "bundles" / SPEC.code / "slow.py").write_text(SLOW)
+    replica = FunctionReplica("r", replace(SPEC, entry="slow:Slow.run"), worker, Start())
+    said = [replica.report()["step"]]
+    replica.start()
+    async with asyncio.timeout(45):
+        while replica.state != "ready":
+            if (step := replica.report()["step"]) != said[-1]:
+                said.append(step)
+            await asyncio.sleep(0.001)
+    await replica.stop(0.0)
+    steps = ["fetching its code", "starting its process", "importing its code", "running its load step"]
+    assert said == steps
+
+
 @pytest.mark.parametrize(
     ("kind", "code", "message"),
     [
