@@ -15,7 +15,7 @@ prices = typer.Typer(no_args_is_help=True, help="What calls cost (needs a key wi
 SUMS = ("jobs", "failed", "run_seconds", "cold_start_seconds")
 TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 NUMBERS = (*SUMS, *TOKENS, "cost_usd")
-COLUMNS = ("jobs", "failed", "run s", "cold s", "in", "cached", "out", "USD", "USD/1M")
+COLUMNS = ("jobs", "no result", "run s", "cold s", "in", "cached", "out", "USD", "USD/1M")
 GROUPS = ("day", "tenant", "function", "adapter")
 
 
@@ -33,7 +33,8 @@ def usage(
     api_key: ApiKey = "",
     as_json: AsJson = False,
 ) -> None:
-    """What was used and what it costs."""
+    """What was used and what it costs. What ended without a result is free if it failed or was lost; what was cancelled
+    or ran out of time costs what it used."""
     keys = [key.strip() for key in by.split(",")]
     if unknown := [key for key in keys if key not in GROUPS]:
         raise typer.BadParameter(f"--by takes {', '.join(GROUPS)}, not '{unknown[0]}'")
@@ -47,7 +48,7 @@ def usage(
         writer.writeheader()
         writer.writerows(rows)
     else:
-        print_table((*keys, *COLUMNS), [cells_of(row, keys) for row in rows])
+        print_table((*keys, *COLUMNS), [cells_of(row, keys) for row in [*rows, *total_of(rows, keys)]])
 
 
 def grouped(rows: list[dict[str, Any]], keys: list[str]) -> list[dict[str, Any]]:
@@ -61,6 +62,15 @@ def grouped(rows: list[dict[str, Any]], keys: list[str]) -> list[dict[str, Any]]
         {**dict(zip(keys, group, strict=True)), **numbers, "usd_per_million_tokens": per_million(numbers)}
         for group, numbers in sorted(sums.items())
     ]
+
+
+def total_of(rows: list[dict[str, Any]], keys: list[str]) -> list[dict[str, Any]]:
+    """A row, where there are several to add up."""
+    if len(rows) < 2:
+        return []
+    numbers = {name: sum(row[name] for row in rows) for name in NUMBERS}
+    names = {**dict.fromkeys(keys, ""), keys[0]: "total"}
+    return [{**names, **numbers, "usd_per_million_tokens": per_million(numbers)}]
 
 
 def per_million(numbers: dict[str, Any]) -> float | None:

@@ -21,7 +21,8 @@ ALL_TENANTS = "*"
 
 class UsageRow(TypedDict):
     """Of one tenant's calls of one function on one day (UTC), all with the same `adapter` ("": none). `failed` counts
-    jobs that ended without a result."""
+    jobs that ended without a result, in whatever way: failed, dead, cancelled, expired or timed out. Those that were
+    stopped, cancelled or timed out, cost what they used until then; the others nothing."""
 
     day: str
     tenant: str

@@ -162,7 +162,7 @@ def test_usage_of_short_names_is_a_table_at_80_columns(monkeypatch: pytest.Monke
     row = {**USAGE, "function": "greet", "jobs": 3, "run_seconds": 12.34, "prompt_tokens": 1000, "cost_usd": 0.01}
     monkeypatch.setitem(PAGES, "/v1/usage", {"data": [row]})
     header, _, line = printed("usage", terminal=True).splitlines()
-    assert " ".join(header.split()) == "function jobs failed run s cold s in cached out USD USD/1M"
+    assert " ".join(header.split()) == "function jobs no result run s cold s in cached out USD USD/1M"
     assert line.split() == ["greet", "3", "12", "12.3", "1.5", "1000", "100", "0", "0.010000", "10.0000"]
     assert len(header.rstrip()) <= 80
 
@@ -187,3 +187,22 @@ def test_what_a_deployment_waits_for_is_short() -> None:
     assert progress(functions, [f"f{n}" for n in range(20)], 20) == f"0 of 20 ready; {some} and 17 more"
     assert progress(functions, ["f0", "f1", "f2"], 20) == f"17 of 20 ready; {some}"
     assert progress(functions, ["f0"], 1) == "f0: 1 loading"
+
+
+def test_usage_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what programs read."""
+    one = {
+        **USAGE,
+        "function": "a",
+        "jobs": 3,
+        "failed": 1,
+        "prompt_tokens": 10,
+        "completion_tokens": 0,
+        "cost_usd": 0.5,
+    }
+    two = {**one, "function": "b", "jobs": 4, "run_seconds": 1.0, "cost_usd": 0.25}
+    monkeypatch.setitem(PAGES, "/v1/usage", {"data": [one, two]})
+    *_, last = printed("usage", "--by", "function,day", terminal=False).splitlines()
+    assert last.split() == ["total", "7", "2", "98766.4", "3.0", "20", "200", "0", "0.750000", "37500.0000"]
+    assert [row["function"] for row in json.loads(printed("usage", "--json", terminal=False))] == ["a", "b"]
+    assert len(printed("usage", "--csv", terminal=False).splitlines()) == 3
