@@ -21,6 +21,7 @@ from stoker.runtime.worker.engine_link import EngineLink
 from stoker.runtime.worker.kernel_store import KernelCache, KernelStore, gpu_model
 from stoker.runtime.worker.parking import Parking
 from stoker.runtime.worker.prompt_store import PromptStore
+from stoker.runtime.worker.tokenizer_shelf import TokenizerShelf
 from stoker.runtime.worker.weight_sources import WeightSources
 from stoker.runtime.worker.zygote_link import ZygoteLink
 
@@ -51,6 +52,7 @@ class Host:
     vault: Vault
     passes: Passes
     cluster: Cluster
+    tokenizers: TokenizerShelf = field(default_factory=TokenizerShelf)
     loading: asyncio.Lock = field(default_factory=asyncio.Lock)
     engines: dict[str, EngineLink] = field(default_factory=dict)
 

@@ -117,7 +117,7 @@ class LlmReplica(Replica):
         # That mode has kernels of its own: an artifact without them would leave them to the first request.
         name = manifest.revision + "-batch-invariant" * self.spec.model.batch_invariant
         self._kernels = kernels = EngineKernels(self.host.kernels(self._device), name, self._engine.kernels)
-        tokenizer = asyncio.to_thread(Tokenizer.from_str, documents["tokenizer.json"].decode())
+        tokenizer = asyncio.to_thread(self.host.tokenizers.read, documents["tokenizer.json"])
         self._reading_tokenizer = asyncio.create_task(tokenizer)
         self.timeline.extend((await self._begun())["phases"])
         self.timeline.extend(await kernels.place())
