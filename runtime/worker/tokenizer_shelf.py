@@ -19,7 +19,7 @@ class TokenizerShelf:
         self._lock = threading.Lock()
 
     def read(self, text: bytes) -> Tokenizer:
-        """Of a tokenizer.json. Others have it too: it must not be changed. Blocking; raises the library's Exceptions."""
+        """Of a tokenizer.json. Others have it too: don't change it. Blocking; raises the library's Exceptions."""
         name = hashlib.sha256(text).digest()
         with self._lock:
             found = self._kept.pop(name, None) or Tokenizer.from_buffer(text)
