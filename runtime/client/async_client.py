@@ -38,6 +38,7 @@ from stoker.runtime.client.messages import (
 from stoker.runtime.client.patience import Patience
 from stoker.runtime.client.reach import Reach
 from stoker.runtime.client.server_events import EventParser, ServerEvent, parts_of
+from stoker.runtime.client.time_limit import TimeLimit
 
 T = TypeVar("T")
 
@@ -68,14 +69,18 @@ class AsyncClient(Reach):
         """The same, of a request that may be repeated."""
         return await insist(lambda: self.request(method, path, **options))
 
-    async def invoke(self, function: str, value: Any = None, *, idempotency_key: str = "") -> Any:
-        """Runs `function` and waits for its result, or raises JobFailed. With a key the call is repeated when the
-        connection is lost."""
-        path, options = function_path(function), body_of(value, idempotency_key)
+    async def invoke(self, function: str, value: Any = None, *, key: str = "", timeout: float | None = None) -> Any:
+        """Runs `function` and waits for its result. Raises JobFailed, and after `timeout` seconds WaitTimeout (a
+        TimeoutError) with the id of its job, which goes on. Under a `key` it runs once however often it is invoked, and
+        the call is repeated when the connection is lost (`spawn` has keys of its own)."""
+        path, options, limit = function_path(function), body_of(value, key), TimeLimit(timeout)
         try:
-            return await insist(lambda: self.request("POST", path, **options), even_if_lost=bool(idempotency_key))
+            answer = await insist(
+                lambda: self._answer("POST", path, **limit.asked(options)), even_if_lost=bool(key), until=limit.until
+            )
         except StokerError as error:
             raise await self._failure(error) from None
+        return limit.returned(answer)
 
     async def spawn(self, function: str, value: Any = None, *, key: str = "", webhook: str = "") -> AsyncJob:
         """Queues a job and returns at once. Under a `key` of one's own (letters, digits, `.`, `_`, `~` and `-`) it is
@@ -265,7 +270,7 @@ class AsyncClient(Reach):
         return told
 
 
-async def insist(send: Callable[[], Awaitable[T]], *, even_if_lost: bool = True) -> T:
+async def insist(send: Callable[[], Awaitable[T]], *, even_if_lost: bool = True, until: float = math.inf) -> T:
     patience = Patience()
     while True:
         try:
@@ -273,7 +278,7 @@ async def insist(send: Callable[[], Awaitable[T]], *, even_if_lost: bool = True)
         except StokerError as error:
             if not even_if_lost and error.retry_after_s is None:
                 raise
-            await asyncio.sleep(patience.pause(error, time.monotonic()))
+            await asyncio.sleep(patience.pause(error, time.monotonic(), until))
 
 
 async def collected(get: Callable[[], Awaitable[Any]], return_exceptions: bool) -> Any:

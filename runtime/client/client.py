@@ -34,6 +34,7 @@ from stoker.runtime.client.messages import (
 from stoker.runtime.client.patience import Patience
 from stoker.runtime.client.reach import Reach
 from stoker.runtime.client.server_events import EventParser, ServerEvent, parts_of
+from stoker.runtime.client.time_limit import TimeLimit
 
 T = TypeVar("T")
 
@@ -61,23 +62,24 @@ class Client(Reach):
 
     def request(self, method: str, path: str, **options: Any) -> Any:
         """The decoded body. Raises StokerError for an error answer, and Unreachable when there is none."""
-        with self._reaching():
-            response = self._http.request(method, path, **options)
-        self._reached = True
-        return decoded(response)
+        return decoded(self._answer(method, path, **options))
 
     def insist(self, method: str, path: str, **options: Any) -> Any:
         """The same, of a request that may be repeated."""
         return insist(lambda: self.request(method, path, **options))
 
-    def invoke(self, function: str, value: Any = None, *, idempotency_key: str = "") -> Any:
-        """Runs `function` and waits for its result, or raises JobFailed. With a key the call is repeated when the
-        connection is lost."""
-        path, options = function_path(function), body_of(value, idempotency_key)
+    def invoke(self, function: str, value: Any = None, *, key: str = "", timeout: float | None = None) -> Any:
+        """Runs `function` and waits for its result. Raises JobFailed, and after `timeout` seconds WaitTimeout (a
+        TimeoutError) with the id of its job, which goes on. Under a `key` it runs once however often it is invoked, and
+        the call is repeated when the connection is lost (`spawn` has keys of its own)."""
+        path, options, limit = function_path(function), body_of(value, key), TimeLimit(timeout)
         try:
-            return insist(lambda: self.request("POST", path, **options), even_if_lost=bool(idempotency_key))
+            answer = insist(
+                lambda: self._answer("POST", path, **limit.asked(options)), even_if_lost=bool(key), until=limit.until
+            )
         except StokerError as error:
             raise self._failure(error) from None
+        return limit.returned(answer)
 
     def spawn(self, function: str, value: Any = None, *, key: str = "", webhook: str = "") -> Job:
         """Queues a job and returns at once. Under a `key` of one's own (letters, digits, `.`, `_`, `~` and `-`) it is
@@ -196,6 +198,14 @@ class Client(Reach):
                 yield first
             yield from rest
 
+    def _answer(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """Raises StokerError."""
+        with self._reaching():
+            response = self._http.request(method, path, **options)
+        self._reached = True
+        raise_for_error(response)
+        return response
+
     def _failure(self, told: StokerError) -> StokerError:
         """With all that is known of its job, where there was one."""
         if told.job_id:
@@ -204,7 +214,7 @@ class Client(Reach):
         return told
 
 
-def insist(send: Callable[[], T], *, even_if_lost: bool = True) -> T:
+def insist(send: Callable[[], T], *, even_if_lost: bool = True, until: float = math.inf) -> T:
     patience = Patience()
     while True:
         try:
@@ -212,7 +222,7 @@ def insist(send: Callable[[], T], *, even_if_lost: bool = True) -> T:
         except StokerError as error:
             if not even_if_lost and error.retry_after_s is None:
                 raise
-            time.sleep(patience.pause(error, time.monotonic()))
+            time.sleep(patience.pause(error, time.monotonic(), until))
 
 
 def collected(get: Callable[[], Any], return_exceptions: bool) -> Any:

@@ -49,7 +49,7 @@ class WaitTimeout(StokerError, TimeoutError):
     """A job had not ended when the caller's own time was over: it goes on, and can be waited for again."""
 
     def __init__(self, record: dict[str, Any], waited_s: float) -> None:
-        message = f"job {record['id']} is still {record['state']} after {waited_s:g} s"
+        message = f"job {record['id']} is still {record['state']} after {round(waited_s, 3):g} s"
         super().__init__(408, {"message": message, "type": "timeout_error", "code": "wait_timeout"}, record["id"])
         self.record = record
 

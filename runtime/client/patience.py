@@ -1,5 +1,6 @@
 """When a request that may be repeated is sent again: after the time that the gateway asks for, or a growing pause."""
 
+import math
 import random
 
 from stoker.runtime.client.errors import StokerError, Unreachable
@@ -18,8 +19,14 @@ class Patience:
         self._lost_at: float | None = None
         self._failures = 0
 
-    def pause(self, error: StokerError, now: float) -> float:
-        """Seconds until the next try; raises `error` when none will help."""
+    def pause(self, error: StokerError, now: float, until: float = math.inf) -> float:
+        """Seconds until the next try; raises `error` when none will help, or would come after `until`."""
+        pause_s = self._pause(error, now)
+        if now + pause_s > until:
+            raise error
+        return pause_s
+
+    def _pause(self, error: StokerError, now: float) -> float:
         if error.final:
             raise error
         if error.status in BUSY and error.retry_after_s is not None:

@@ -1,9 +1,10 @@
 """`stoker invoke`."""
 
 import json
+import signal
 import sys
-from collections.abc import Generator, Iterable
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from itertools import chain
 from typing import Annotated, Any
 
@@ -23,11 +24,20 @@ from stoker.runtime.commands.terminal import (
     show,
 )
 
+# Of none at all the timer would not go off.
+LEAST_S = 1e-3
+
 
 def invoke(
     function: FunctionName,
     value: Annotated[str, typer.Argument(help="Its input as JSON; '-' reads standard input.")] = "null",
     detach: Annotated[bool, typer.Option("--detach", help="Queue it as a job and print the job's id.")] = False,
+    key: Annotated[
+        str, typer.Option(help="A name of your own for its job, which runs once however often you call it; goes on.")
+    ] = "",
+    timeout: Annotated[
+        float | None, typer.Option(min=0, help="Seconds to wait for its end at most; then its job goes on.")
+    ] = None,
     url: Url = GATEWAY_URL,
     api_key: ApiKey = "",
     as_json: AsJson = False,
@@ -40,33 +50,76 @@ def invoke(
     except ValueError as error:
         raise typer.BadParameter(f"the input is not JSON ({error}); quote text like '\"hello\"'") from error
     with interruptible(), client_of(url, api_key) as client:
+        if not detach and not key and timeout is None and not errors.is_terminal:
+            # One request: whatever ends a script ends its call.
+            with closing(client.events(function, parsed)) as events:
+                print_events(events, as_json)
+            return
+        job = spawned(client, function, parsed, key)
         if detach:
-            job = client.spawn(function, parsed)
             show({"id": job.id}, as_json, job.id)
         else:
-            with closing(told(client, function, parsed)) as events:
-                print_events(events, as_json)
+            print_job_events(job, timeout, as_json, stays=bool(key))
 
 
-def told(client: Any, function: str, value: Any) -> Generator[Any, None, None]:
-    """What a call tells. A person is shown what it waits for. For a script it is one request, so that whatever ends the
-    script ends the call, and so does Ctrl-C."""
-    if not errors.is_terminal:
-        yield from client.events(function, value)
-        return
-    job = client.spawn(function, value)
+def spawned(client: Any, function: str, value: Any, key: str) -> Any:
+    """Raises BadParameter for what is no key."""
+    from stoker.runtime.client.messages import checked_key
+
     try:
-        with waiting(function) as say:
-            watch(job, say, lambda record: record["state"] not in ("queued", "retrying"))
-            events = job.events()
-            first = next(event for event in events if event.name in ("", "end", "error"))
-        for event in chain((first,), events):
-            if event.name == "error":
-                job.get()
-            yield event
-    except (KeyboardInterrupt, GeneratorExit):
-        job.cancel()
+        return client.spawn(function, value, key=key and checked_key(key))
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}") from error
+
+
+def print_job_events(job: Any, timeout: float | None, as_json: bool, *, stays: bool) -> None:
+    """Unless it `stays`, the job ends with who waits for it, by Ctrl-C say. Raises JobFailed, and WaitTimeout."""
+    from stoker.runtime.client.errors import WaitTimeout
+
+    try:
+        with time_limit(timeout):
+            print_events(told(job), as_json)
+    except TimeIsUp:
+        raise WaitTimeout(job.status(), timeout or 0.0) from None
+    except (KeyboardInterrupt, OSError):
+        if not stays:
+            job.cancel()
         raise
+
+
+def told(job: Any) -> Iterator[Any]:
+    """What a job tells, and to a person first what it waits for."""
+    with waiting(job.id) as say:
+        watch(job, say, lambda record: record["state"] not in ("queued", "retrying"))
+        events = job.events()
+        first = next(event for event in events if event.name in ("", "end", "error"))
+    for event in chain((first,), events):
+        if event.name == "error":
+            job.get()
+        yield event
+
+
+class TimeIsUp(BaseException):
+    """It passes whatever handles errors on the way."""
+
+
+@contextmanager
+def time_limit(seconds: float | None) -> Iterator[None]:
+    """Raises TimeIsUp in the midst of what runs too long."""
+
+    def end(*_: object) -> None:
+        raise TimeIsUp
+
+    if seconds is None:
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, LEAST_S))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def print_events(events: Iterable[Any], as_json: bool) -> None:

@@ -38,6 +38,8 @@ def advice(error: Exception) -> list[str]:
     if getattr(error, "code", "") == "model_not_found":
         return ["`stoker functions` lists what is deployed"]
     job_id = getattr(error, "job_id", "")
+    if getattr(error, "code", "") == "wait_timeout":
+        return [f"(it goes on: `stoker jobs wait {job_id}` waits for it, `stoker jobs cancel {job_id}` ends it)"]
     return [f"(`stoker jobs get {job_id}` has the whole record, {words_of(job_id)})"] if job_id else []
 
 

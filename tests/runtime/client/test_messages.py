@@ -54,7 +54,7 @@ def test_keys_are_those_that_arrive_and_that_the_gateway_takes(key: str) -> None
 @pytest.mark.parametrize("key", ["a\nb", "é", " a", "a ", "k" * 256])
 def test_an_idempotency_key_is_text_of_a_header(key: str) -> None:
     with Client(NOBODY) as client, pytest.raises(ValueError, match="1 to 255 printable ASCII"):
-        client.invoke("f", 1, idempotency_key=key)
+        client.invoke("f", 1, key=key)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "/"])

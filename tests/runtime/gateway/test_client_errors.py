@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ import pytest
 from stoker.coldstart.store import ObjectStore
 from stoker.queue.broker import Broker
 from stoker.queue.records import Completion, JobState, pack
+from stoker.queue.records import Limits as QueueLimits
 from stoker.runtime import payloads
 from stoker.runtime.client.async_client import AsyncClient
 from stoker.runtime.client.client import Client
@@ -54,7 +56,7 @@ async def every_way(client: AsyncClient, blocking: Client, name: str) -> dict[st
         return [result async for result in results]
 
     ways: dict[str, Callable[[], Awaitable[Any]]] = {
-        "invoke": lambda: client.invoke(name, 1, idempotency_key="k 1"),
+        "invoke": lambda: client.invoke(name, 1, key="k 1"),
         "stream": lambda: gathered(client.stream(name, 1)),
         "map": lambda: gathered(client.map(name, [1])),
         "blocking invoke": lambda: asyncio.to_thread(blocking.invoke, name, 1),
@@ -145,6 +147,45 @@ async def test_waiting_no_longer_is_a_stoker_error_and_a_timeout(
                     assert (error.status, error.code, error.job_id) == (408, "wait_timeout", job.id)
         async with worker(broker, name, double):
             assert await job.get() == 8
+
+
+async def test_an_invocation_that_is_waited_for_no_longer_goes_on(
+    gateway: RunningGateway, broker: Broker, deploy: Deploy
+) -> None:
+    name = await deploy()
+    async with AsyncClient(gateway.url) as client:
+        with Client(gateway.url) as blocking:
+            waits = [
+                lambda: client.invoke(name, 4, timeout=0.05),
+                lambda: client.invoke(name, 4, key="k", timeout=0),
+                lambda: asyncio.to_thread(lambda: blocking.invoke(name, 4, timeout=0.05)),
+                lambda: asyncio.to_thread(lambda: blocking.invoke(name, 4, key="k", timeout=0)),
+            ]
+            ids = []
+            for wait in waits:
+                with pytest.raises(WaitTimeout, match="is still queued after 0") as caught:
+                    await wait()
+                ids.append(caught.value.job_id)
+            async with worker(broker, name, double):
+                assert [await client.attach(id).get() for id in ids] == [8] * 4
+                assert await client.invoke(name, 4, key="k", timeout=10) == 8
+                assert await asyncio.to_thread(lambda: blocking.invoke(name, 4, timeout=10)) == 8
+    assert ids[1] == ids[3] and len(set(ids)) == 3
+
+
+async def test_an_invocation_comes_back_later_within_its_time_only(
+    gateway: RunningGateway, broker: Broker, deploy: Deploy
+) -> None:
+    name = await deploy()
+    await broker.set_limits(name, QueueLimits(max_queued=1))
+    async with AsyncClient(gateway.url) as client:
+        await client.spawn(name, 1)
+        with Client(gateway.url) as blocking:
+            for invoke in (client.invoke, partial(asyncio.to_thread, blocking.invoke)):
+                with pytest.raises(StokerError) as caught:
+                    async with asyncio.timeout(5):
+                        await invoke(name, 1, timeout=0.5)
+                assert (caught.value.status, caught.value.code) == (429, "rate_limit_exceeded")
 
 
 async def test_only_an_address_without_a_gateway_has_status_0() -> None:

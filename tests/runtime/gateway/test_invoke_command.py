@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -163,3 +164,36 @@ async def test_detached_it_prints_the_jobs_id(gateway: RunningGateway, broker: B
         code, (job_id,), _ = await said(gateway, name, "4", "--detach")
         await until_state(broker, job_id, JobState.SUCCEEDED)
     assert code == 0
+
+
+async def test_under_a_key_it_runs_once(gateway: RunningGateway, broker: Broker, deploy: Deploy) -> None:
+    name, runs = await deploy(), []
+
+    async def one(task: Task) -> None:
+        runs.append(task.claim.job_id)
+        await task.done({"value": len(runs)})
+
+    async with worker(broker, name, one):
+        for _ in range(2):
+            assert await said(gateway, name, "4", "--key", "k") == (0, ["1"], "")
+        code, (job_id,), _ = await said(gateway, name, "4", "--key", "k", "--detach")
+    assert (code, [job_id]) == (0, runs)
+    code, _, err = await said(gateway, name, "4", "--key", "not a key")
+    assert code == 2 and "a key is 1 to 128 of the letters" in " ".join(err.replace("│", " ").split())
+
+
+async def test_its_time_is_up_and_its_job_goes_on(gateway: RunningGateway, broker: Broker, deploy: Deploy) -> None:
+    name, over = await deploy(), asyncio.Event()
+
+    async def slow(task: Task) -> None:
+        await task.emit({"value": 1})
+        await over.wait()
+        await task.done({"value": [1]})
+
+    async with worker(broker, name, slow):
+        code, lines, err = await said(gateway, name, "--timeout", "2")
+        found = re.search(r"job (\S+) is still running after 2 s\n\(it goes on: `stoker jobs wait (\S+)`", err)
+        assert (code, lines) == (1, ["1"]) and found and found[1] == found[2]
+        over.set()
+        await until_state(broker, found[1], JobState.SUCCEEDED)
+        assert await said(gateway, name, "--timeout", "60") == (0, ["1"], "")
