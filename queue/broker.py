@@ -147,6 +147,11 @@ class Broker:
         a run ends them. Returns how many of them are held."""
         return await self._scripts.run("aside", function, list(chain.from_iterable(held.items())))
 
+    async def led_to(self, job_id: str, other: str) -> bool:
+        """The code of a running job led to another job of its function: should it run out of time while that one waits,
+        it says so. False: it runs no more."""
+        return bool(await self._scripts.run("led", function_of(job_id), [job_id, other]))
+
     def emit(self, function: str, emissions: Sequence[Emission]) -> Awaitable[list[str]]:
         """One round trip for all, begun at once if the connection is open. Returns the ids of jobs that these fences no
         longer hold."""

@@ -106,6 +106,16 @@ local function beyond(what, milliseconds)
   return string.format('%s its limit of %.15g s', what, milliseconds / 1000)
 end
 
+-- What its code led to, another job of the function, may have needed the place that it held.
+local function waited_for_itself(job)
+  local other = job.led and call('HGET', record(job.led), 'state')
+  if other ~= 'queued' and other ~= 'retrying' then
+    return ''
+  end
+  return '; its code led to job ' .. job.led .. ' of the same function, which waits for a free place: if it waited for '
+    .. 'that, it waited for itself; a higher max_replicas or concurrency leaves room for such calls'
+end
+
 -- `due`: the deadline that is over.
 local function expire(job, due)
   local running = job.state == 'running'
@@ -117,7 +127,7 @@ local function expire(job, due)
   else
     why = beyond('not started within', due - job.enqueued)
   end
-  drop(job, running and 'timed_out' or 'expired', why)
+  drop(job, running and 'timed_out' or 'expired', why .. (running and waited_for_itself(job) or ''))
 end
 
 local function expire_due(most)

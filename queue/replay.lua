@@ -33,7 +33,7 @@ local function replay(job)
   keep_forever(job)
   call('HSET', record(id), 'state', 'queued', 'attempt', 0, 'held', 0, 'past', job.fence or 0, 'place', job.place,
     'enqueued', NOW, 'replay', request, 'worker', '', 'reason', '')
-  call('HDEL', record(id), 'seq', 'charged', 'handed', 'log', 'ended', 'began', 'since', 'gates', 'wake')
+  call('HDEL', record(id), 'seq', 'charged', 'handed', 'log', 'ended', 'began', 'since', 'led', 'gates', 'wake')
   call('HINCRBY', record(id), 'replays', 1)
   call('DEL', Q .. 'o:' .. id)
   renew_deadline(job)

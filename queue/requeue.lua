@@ -15,7 +15,7 @@ local function requeue(job, attempt, delay, ...)
   post(job.gates, { 'retry', job.id, entry, previous, job.fence, job.attempt })
   call('HSET', record(job.id), 'state', 'retrying', 'attempt', attempt, 'held', held_ms(job),
     'past', job.fence, 'worker', '')
-  call('HDEL', record(job.id), 'seq', 'charged', 'began')
+  call('HDEL', record(job.id), 'seq', 'charged', 'began', 'led')
   if job.aside ~= job.fence then
     call('HSET', record(job.id), 'since', NOW)
   end

@@ -11,7 +11,7 @@ import httpx
 
 from stoker.runtime.client.errors import BadUrl, JobFailed, StokerError
 from stoker.runtime.client.media import JSON, MSGPACK, encoded, unpacked
-from stoker.runtime.current_job import CALLER, current_job
+from stoker.runtime.current_job import CALLER, calling_job
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 SCHEMES = ("http://", "https://")
@@ -63,7 +63,7 @@ def body_of(value: Any, key: str = "") -> dict[str, Any]:
     if key and not IDEMPOTENCY_KEY.fullmatch(key):
         raise ValueError(f"an idempotency key is 1 to 255 printable ASCII characters, not {key!r}")
     content, media = encoded(value)
-    headers = {"content-type": media, "idempotency-key": key, CALLER: current_job.get()}
+    headers = {"content-type": media, "idempotency-key": key, CALLER: calling_job()}
     return {"content": content, "headers": {name: value for name, value in headers.items() if value}}
 
 

@@ -3,7 +3,7 @@
 from contextlib import suppress
 
 from stoker.queue.broker import Broker
-from stoker.queue.records import Job, JobState
+from stoker.queue.records import Job, JobState, NewJob
 from stoker.runtime.current_job import CALLER
 from stoker.runtime.gateway.cluster_view import Snapshot
 from stoker.runtime.gateway.endpoint import Incoming
@@ -42,7 +42,13 @@ def hint(job_id: str) -> str:
     )
 
 
-async def busy_with(broker: Broker, job: Job) -> str:
+async def tell_who_led(broker: Broker, job: NewJob) -> None:
+    """The running job that led to this one, of the same function, is told: it may be waiting for itself."""
+    if busy := await busy_with(broker, job):
+        await broker.led_to(busy, job.id)
+
+
+async def busy_with(broker: Broker, job: Job | NewJob) -> str:
     """The id of a running job of the same function among those that led to this one, "" for none."""
     caller = job.caller
     for _ in range(MOST_CALLERS):

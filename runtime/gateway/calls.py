@@ -15,7 +15,7 @@ from stoker.queue.records import Enqueued, IdempotencyMismatch, Job, JobState, N
 from stoker.queue.retry import insist
 from stoker.runtime import payloads
 from stoker.runtime.contract import contract_of
-from stoker.runtime.gateway.calling_jobs import calling_job
+from stoker.runtime.gateway.calling_jobs import calling_job, tell_who_led
 from stoker.runtime.gateway.context import Gateway
 from stoker.runtime.gateway.endpoint import PLACE, RATES, ROUTED, Incoming
 from stoker.runtime.gateway.errors import (
@@ -184,6 +184,8 @@ async def enqueue_admitted(gateway: Gateway, job: NewJob) -> Enqueued:
         forget_payload(gateway, stored)
     if enqueued.wake:
         gateway.background(gateway.cluster.ring(job.function))
+    if job.caller and enqueued.created and enqueued.state is JobState.QUEUED:
+        gateway.background(tell_who_led(gateway.broker, job))
     return enqueued
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from stoker.runtime.arrays import opened
+from stoker.runtime.current_job import this_process
 from stoker.runtime.processes import die_with_parent, parent_mark
 from stoker.runtime.wire import Channel, ChannelClosed, Frame
 from stoker.runtime.worker.call_threads import Call, CallThreads
@@ -115,6 +116,7 @@ def give_up(error: BaseException) -> NoReturn:
 
 def serve(channel: Channel, code: UserCode, concurrency: int) -> None:
     threads, answers, interrupts = CallThreads(concurrency), Answers(channel), Interrupts()
+    this_process.only_call = interrupts.only_call
     try:
         while (frame := channel.receive())["t"] != "stop":
             if frame["t"] == "cancel":

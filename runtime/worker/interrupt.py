@@ -63,6 +63,11 @@ class Interrupts:
             if self._by_job.get(job_id) is interrupt:
                 del self._by_job[job_id]
 
+    def only_call(self) -> str:
+        """A job of the only call there is, "" while there is none or several."""
+        calls = list(self._by_job.items())
+        return calls[0][0] if len({id(interrupt) for _, interrupt in calls}) == 1 else ""
+
     def set(self, job_id: str) -> None:
         if interrupt := self._by_job.get(job_id):
             interrupt.set()

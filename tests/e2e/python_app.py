@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
@@ -114,6 +115,12 @@ def total(skus: list[str]) -> int:
 async def nested(depth: int) -> int:
     async with stoker.AsyncClient() as client:
         return 1 + await client.invoke("nested", depth - 1) if depth else 0
+
+
+@app.function(timeout=3)
+def nested_in_a_thread(depth: int) -> int:
+    with ThreadPoolExecutor(1) as pool:
+        return 1 + pool.submit(stoker.Client().invoke, "nested_in_a_thread", depth - 1).result() if depth else 0
 
 
 @app.function(secrets=["api-token"])

@@ -189,3 +189,12 @@ def test_a_call_that_waits_for_itself_says_so(shop: Client) -> None:
     assert reason.startswith("all 1 replicas are busy and max_replicas is 1; ") and outer.id in reason
     outer.cancel()
     assert shop.wait(inner[0])["state"] == "cancelled"
+
+
+def test_what_waited_for_itself_until_its_time_was_over_says_so(shop: Client) -> None:
+    outer = shop.spawn("nested_in_a_thread", 1)
+    ended = shop.wait(outer.id)
+    assert ended["state"] == "timed_out"
+    message = ended["error"]["message"]
+    assert message.startswith("ran longer than its limit of 3 s; its code led to job shop.nested_in_a_thread-")
+    assert "it waited for itself; a higher max_replicas or concurrency leaves room" in message

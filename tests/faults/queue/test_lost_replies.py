@@ -73,6 +73,7 @@ CALLS: dict[str, tuple[Call, Callable[[Any], bool]]] = {
         lambda broker, _, claim, __: broker.set_aside("f", {claim.job_id: claim.fence}),
         lambda answer: answer == 1,
     ),
+    "led": (lambda broker, _, claim, waiting: broker.led_to(claim.job_id, waiting.id), lambda answer: answer is True),
     "forget": (lambda broker, *_: broker.forget_key(DEAD, "a", "its key"), lambda answer: answer is None),
     "look": (lambda broker, _, __, waiting: broker.job(waiting.id), lambda answer: answer.state is JobState.QUEUED),
     "peek": (

@@ -1,5 +1,6 @@
 """Keys and names that can't be sent are refused before anything is."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -11,7 +12,7 @@ from stoker.runtime.client.async_client import AsyncClient
 from stoker.runtime.client.client import Client
 from stoker.runtime.client.errors import BadUrl
 from stoker.runtime.client.messages import MAP_KEY_MOST, OWN_ID_MOST, body_of, checked_key, job_body, own_job
-from stoker.runtime.current_job import CALLER, current_job
+from stoker.runtime.current_job import CALLER, current_job, this_process
 from stoker.runtime.gateway.function_routes import CLIENT_JOB_ID
 
 ALLOWED = r"a key is 1 to \d+ of the letters a-z and A-Z, digits, '\.', '_', '~' and '-'"
@@ -111,5 +112,16 @@ def test_a_call_names_the_job_whose_code_makes_it() -> None:
     token = current_job.set("f-01")
     try:
         assert body_of(1)["headers"][CALLER] == job_body(1, "")["headers"][CALLER] == "f-01"
+    finally:
+        current_job.reset(token)
+
+
+def test_a_call_from_a_thread_names_the_job_of_the_only_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is all that runs in its process, so that the thread is its."""
+    monkeypatch.setattr(this_process, "only_call", lambda: "f-02")
+    token = current_job.set("f-01")
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(body_of, 1).result()["headers"][CALLER] == "f-02"
     finally:
         current_job.reset(token)

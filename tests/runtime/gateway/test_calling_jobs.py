@@ -10,6 +10,7 @@ from stoker.queue.broker import Broker
 from stoker.queue.cluster import Cluster
 from stoker.queue.records import Completion
 from stoker.runtime.current_job import CALLER
+from stoker.runtime.spec import Limits
 
 from .conftest import Login
 from .peers import Deploy, make_key
@@ -58,6 +59,29 @@ async def test_the_job_that_led_to_the_call_is_named(
         assert outer not in await reason_of(http, waits)
     await broker.done(f, [Completion(outer, claim.fence, b"", b"")])
     assert outer not in await reason_of(http, itself)
+
+
+@pytest.mark.parametrize("by_another", [False, True])
+async def test_what_runs_out_of_time_while_what_it_led_to_waits_says_so(
+    http: httpx.AsyncClient, broker: Broker, deploy: Deploy, by_another: bool
+) -> None:
+    f, g = await deploy(limits=Limits(run_within_s=1.0)), await deploy()
+    outer = await queued(http, f)
+    await broker.claim(f, "w", 1)
+    between = await queued(http, g, outer) if by_another else outer
+    await broker.claim(g, "w", 1)
+    inner = await queued(http, f, between)
+    await asyncio.sleep(1.2)
+    await broker.tick(f)
+    error = (await http.get(f"/v1/jobs/{outer}")).json()["error"]
+    assert error["code"] == "timed_out"
+    assert error["message"].startswith(f"ran longer than its limit of 1 s; its code led to job {inner} of the same")
+    (claim,) = await broker.claim(f, "w", 1)
+    assert claim.job_id == inner
+    await asyncio.sleep(1.2)
+    await broker.tick(f)
+    error = (await http.get(f"/v1/jobs/{inner}")).json()["error"]
+    assert error["message"] == "ran longer than its limit of 1 s"
 
 
 async def test_nobody_learns_of_anothers_job(

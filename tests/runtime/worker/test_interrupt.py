@@ -146,3 +146,16 @@ def test_a_call_that_has_ended_is_told_nothing() -> None:
     old.check()
     with pytest.raises(Interrupted):
         new.check()
+
+
+def test_the_only_call_is_told_from_several() -> None:
+    interrupts = Interrupts()
+    assert interrupts.only_call() == ""
+    batch = interrupts.open(["a", "b"])
+    assert interrupts.only_call() in ("a", "b")
+    other = interrupts.open(["c"])
+    assert interrupts.only_call() == ""
+    interrupts.close(["a", "b"], batch)
+    assert interrupts.only_call() == "c"
+    interrupts.close(["c"], other)
+    assert interrupts.only_call() == ""
