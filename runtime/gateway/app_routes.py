@@ -51,7 +51,7 @@ class DeletedApp(TypedDict):
 async def put_app(incoming: Incoming) -> Response:
     name, gateway = incoming.path("name"), incoming.gateway
     check_app(name, "name")
-    specs = specs_of(incoming.caller, name, incoming.object().get("functions"))
+    specs = await specs_of(gateway, incoming.caller, name, incoming.object().get("functions"))
     refuse_foreign(name, specs, await gateway.registry.all())
     check_routers(specs, await gateway.registry.visible(incoming.caller))
     prepared = [await prepare(gateway, spec) for spec in specs]
@@ -88,7 +88,7 @@ async def app_object(gateway: Gateway, name: str, made: Made) -> AppObject:
 async def put_function(incoming: Incoming) -> Response:
     """As a part of an app it makes a new version of that; a function on its own has no history."""
     gateway, caller = incoming.gateway, incoming.caller
-    spec, encoder = await prepare(gateway, spec_of(caller, incoming.path("name"), incoming.object()))
+    spec, encoder = await prepare(gateway, await spec_of(gateway, caller, incoming.path("name"), incoming.object()))
     check_routers([spec], await gateway.registry.visible(caller))
     deployed = await gateway.registry.all()
     if spec.app:
@@ -111,10 +111,11 @@ def check_app(name: str, param: str) -> None:
         raise bad_request(f"{error}.", param=param) from None
 
 
-def specs_of(caller: Caller, app: str, functions: Any) -> list[FunctionSpec]:
+async def specs_of(gateway: Gateway, caller: Caller, app: str, functions: Any) -> list[FunctionSpec]:
     if not isinstance(functions, list) or not functions or not all(isinstance(fields, dict) for fields in functions):
         raise bad_request("'functions' must be a list of at least one function's spec.", param="functions")
-    specs = [spec_of(caller, str(fields.get("name", "")), {"spec": {**fields, "app": app}}) for fields in functions]
+    named = [(str(fields.get("name", "")), {"spec": {**fields, "app": app}}) for fields in functions]
+    specs = [await spec_of(gateway, caller, name, body) for name, body in named]
     if len({spec.name for spec in specs}) < len(specs):
         raise bad_request("Two functions of the app have the same name.", param="functions")
     return specs

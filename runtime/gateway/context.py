@@ -21,9 +21,9 @@ from stoker.queue.retry import insist
 from stoker.runtime.batches.batch_shelf import BatchShelf
 from stoker.runtime.batches.file_shelf import FileShelf
 from stoker.runtime.gateway.auth import Doorkeeper
-from stoker.runtime.gateway.call_input import InputChecks
 from stoker.runtime.gateway.calling_jobs import why_waits
 from stoker.runtime.gateway.cluster_view import ClusterView
+from stoker.runtime.gateway.input_checks import InputChecks
 from stoker.runtime.gateway.job_ids import JobIds
 from stoker.runtime.gateway.letting_go import Followings
 from stoker.runtime.gateway.metrics import Metrics
@@ -150,4 +150,5 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         await gateway.finish_background(grace_s=2.0)
         await bus.close()
         gateway.prompts.close()
+        gateway.inputs.close()
         await redis.aclose()

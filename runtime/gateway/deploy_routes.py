@@ -22,7 +22,6 @@ from stoker.queue.records import Backlog, Limits, pack
 from stoker.runtime.adapters.published import AdapterRefused, check_adapters
 from stoker.runtime.gateway.auth import Caller
 from stoker.runtime.gateway.body import body_parts
-from stoker.runtime.gateway.call_input import check_schema
 from stoker.runtime.gateway.cluster_view import Snapshot
 from stoker.runtime.gateway.context import Gateway
 from stoker.runtime.gateway.endpoint import Incoming, Json
@@ -172,7 +171,7 @@ def limits_of(spec: FunctionSpec) -> Limits:
     return Limits(**{field.name: getattr(spec.limits, field.name) for field in fields(Limits)})
 
 
-def spec_of(caller: Caller, name: str, body: Mapping[str, Any]) -> FunctionSpec:
+async def spec_of(gateway: Gateway, caller: Caller, name: str, body: Mapping[str, Any]) -> FunctionSpec:
     """Under its full name. Raises ApiError 400 for a spec that can't work, naming the field where that is known."""
     fields = body.get("spec")
     if not isinstance(fields, dict):
@@ -183,7 +182,7 @@ def spec_of(caller: Caller, name: str, body: Mapping[str, Any]) -> FunctionSpec:
         check_name(name)
         spec = SPEC.validate_json(json.dumps({**fields, "name": name, "born": ""}), strict=True)
         FunctionSpec.from_dict({**fields, "name": name})
-        check_schema(spec.input_schema)
+        await gateway.inputs.check_schema(caller.tenant, spec.input_schema)
         return replace(spec, name=full_name(caller.owner, name))
     except InvalidSpec as error:
         raise bad_request(f"{error}.", param="spec", code="invalid_spec") from None

@@ -138,12 +138,12 @@ async def checked(incoming: Incoming, spec: FunctionSpec) -> tuple[FunctionSpec,
     """The input, and the version that takes it: what doesn't fit may be for one that another gateway just deployed."""
     gateway = incoming.gateway
     try:
-        return spec, call_input(incoming, gateway.inputs, spec)
+        return spec, await call_input(incoming, gateway.inputs, spec)
     except ApiError:
         newest = await serving(gateway, await gateway.registry.newest(spec.name))
         if newest.kind != spec.kind or newest.version == spec.version:
             raise
-        return newest, call_input(incoming, gateway.inputs, newest)
+        return newest, await call_input(incoming, gateway.inputs, newest)
 
 
 def model_request(incoming: Incoming, spec: FunctionSpec) -> ModelRequest | None:

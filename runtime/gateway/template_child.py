@@ -16,13 +16,17 @@ IDLE_S = 60.0
 NICE = 5
 
 
-def main() -> None:
+def confine() -> None:
     """By default both timers' signals end the process, also in the middle of a single call into C."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(NICE)
     for number in (signal.SIGALRM, signal.SIGPROF):
         signal.signal(number, signal.SIG_DFL)
+
+
+def main() -> None:
+    confine()
     template: ChatTemplate | None = None
     while line := next_line():
         signal.setitimer(signal.ITIMER_PROF, RENDER_S)

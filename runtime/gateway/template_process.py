@@ -17,7 +17,7 @@ MEMORY_BYTES = 512 << 20
 MOST_CHARACTERS = 16 << 20
 MOST_ANSWER = 12 * MOST_CHARACTERS + 1024
 PASSED_ON = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "TZ", "LANG")
-COMMAND = (sys.executable, "-P", "-m", "stoker.runtime.gateway.template_child")
+COMMAND = (sys.executable, "-P", "-m")
 
 
 class ProcessEnded(Exception):
@@ -58,26 +58,31 @@ class IsolatedTemplate:
 
     def _told(self, question: Mapping[str, Any]) -> str:
         if self._process is None:
-            self._process = started()
+            self._process = started("template_child")
             self._dismiss = weakref.finalize(self, dismiss, self._process)
-            compiled = exchange(self._process, self._compile)
+            compiled = exchange(self._process, line_of(self._compile))
             if question is self._compile:
                 return compiled
-        return exchange(self._process, question)
+        return exchange(self._process, line_of(question))
 
 
-def started() -> subprocess.Popen[bytes]:
+def line_of(question: Mapping[str, Any]) -> bytes:
+    return json.dumps(question).encode() + b"\n"
+
+
+def started(child: str) -> subprocess.Popen[bytes]:
     """Nothing of the gateway's environment, such as credentials, goes with it."""
     env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     pipe = subprocess.PIPE
-    return subprocess.Popen(COMMAND, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=env, cwd="/")
+    command = (*COMMAND, f"stoker.runtime.gateway.{child}")
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=env, cwd="/")
 
 
-def exchange(process: subprocess.Popen[bytes], question: Mapping[str, Any]) -> str:
+def exchange(process: subprocess.Popen[bytes], question: bytes) -> str:
     """Raises TemplateRefused, and ProcessEnded when there was no whole answer."""
     assert process.stdin is not None and process.stdout is not None
     try:
-        process.stdin.write(json.dumps(question).encode() + b"\n")
+        process.stdin.write(question)
         process.stdin.flush()
         line = process.stdout.readline(MOST_ANSWER)
     except BrokenPipeError:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import UUID4, UUID7, AnyUrl, IPvAnyAddress
 
-from stoker.runtime.gateway.call_input import compiled
+from stoker.runtime.gateway.input_check import compiled
 from stoker.runtime.inputs import Inputs, Misfit
 
 TEXTS = [
