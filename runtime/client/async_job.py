@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from stoker.runtime.client.errors import StokerError, Unreachable
-from stoker.runtime.client.messages import EVENT_STREAM, failure_of, job_path, result_of
+from stoker.runtime.client.messages import EVENT_STREAM, failure_of, has_ended, job_path, result_of
 from stoker.runtime.client.patience import Patience
 from stoker.runtime.client.server_events import LAST, ServerEvent, parts_of
 
@@ -49,18 +49,21 @@ class AsyncJob:
                 yield part
 
     async def events(self) -> AsyncIterator[ServerEvent]:
-        """Everything that the job tells, up to its end; goes on where it was when the connection was lost."""
+        """Everything that the job tells, up to its end; goes on where it was when the connection was lost, or the
+        gateway had trouble or was stopped."""
         patience, last = Patience(), ""
         while True:
             try:
                 async for event in self._events_after(last):
+                    if event.name == "error" and not has_ended(await self.status()):
+                        break
                     patience.heard()
                     last = event.id or last
                     yield event
                     if event.name in LAST:
                         return
                 raise Unreachable(self._client.url, "the stream broke off")
-            except Unreachable as error:
+            except StokerError as error:
                 await asyncio.sleep(patience.pause(error, time.monotonic()))
 
     def _events_after(self, last: str) -> AsyncIterator[ServerEvent]:
