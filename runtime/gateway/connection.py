@@ -2,6 +2,7 @@
 its bytes. An answer's head and its first bytes leave in one write."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from fcntl import ioctl
 from sys import byteorder
@@ -49,6 +50,7 @@ class Connection(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = self.loop.call_later(HEAD_S, transport.close)
         self._stuck: asyncio.TimerHandle | None = None
         self._earlier: list[RequestResponseCycle] = []
+        self._refusal = b""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._clear_deadline()
@@ -67,7 +69,7 @@ class Connection(HttpToolsProtocol):
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self._refusal or self.transport.is_closing():
             return
         super().data_received(data)
         if self._deadline is None and (limit_s := self._limit_s()):
@@ -75,6 +77,8 @@ class Connection(HttpToolsProtocol):
 
     def _limit_s(self) -> float:
         """How long what has begun may last; 0: somebody else looks after that."""
+        if self._refusal:
+            return 0
         if self._in_message and self._in_head:
             return HEAD_S
         if self.cycle is not None and not self.cycle.response_complete:
@@ -121,8 +125,12 @@ class Connection(HttpToolsProtocol):
         self._clear_deadline()
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._refuse_in_turn()
+
     def send_400_response(self, msg: str) -> None:
-        """Of a request that never reached the application."""
+        """Of a request that never reached the application, or not whole: when those before it have their answers."""
         error = head_too_large() if self._too_large else bad_request("This is not a valid HTTP/1.1 request.")
         body = json_bytes(error.body())
         head = [
@@ -130,8 +138,25 @@ class Connection(HttpToolsProtocol):
             b"content-type: application/json\r\nconnection: close\r\n",
             f"x-request-id: {new_request_id()}\r\ncontent-length: {len(body)}\r\n\r\n".encode(),
         ]
-        self.transport.write(b"".join([*head, body]))
-        self.transport.close()
+        self._refusal = b"".join([*head, body])
+        self._clear_deadline()
+        if self._in_message and not self._in_head:
+            self._give_up(self.cycle)
+        self._refuse_in_turn()
+
+    def _give_up(self, broken: RequestResponseCycle) -> None:
+        """A request whose body can't be read on; the answer to it may be under way, and can't become another."""
+        if broken.response_started:
+            self.transport.close()
+        self.pipeline = deque(each for each in self.pipeline if each[0] is not broken)
+        broken.disconnected = broken.response_complete = True
+        broken.message_event.set()
+
+    def _refuse_in_turn(self) -> None:
+        waits = any(not cycle.response_complete for cycle in (*self._earlier, self.cycle) if cycle is not None)
+        if self._refusal and not waits and not self.transport.is_closing():
+            self.transport.write(self._refusal)
+            self.transport.close()
 
     def _count(self, part: bytes) -> None:
         """Raises HeadTooLarge, which ends the parsing."""

@@ -1,6 +1,7 @@
 """Answers that take the short way are, byte for byte, what uvicorn would send."""
 
 import asyncio
+import re
 from typing import Any, cast
 
 import pytest
@@ -188,3 +189,80 @@ async def test_only_some_requests_are_read_ahead() -> None:
         assert not paused or not paused[-1]
     server.connection.data_received(GET)
     assert paused[-1]
+
+
+GARBAGE = b"GARBAGE\r\n\r\n"
+CHUNKED = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def statuses(written: bytes) -> list[bytes]:
+    return re.findall(rb"HTTP/1.1 (\d{3})", written)
+
+
+@pytest.mark.parametrize("short", [True, False])
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        ([GET + GARBAGE], [b"200", b"400"]),
+        ([GET + GET + GARBAGE], [b"200", b"200", b"400"]),
+        ([GET, GARBAGE], [b"200", b"400"]),
+        ([GET + GARBAGE, GET], [b"200", b"400"]),
+        ([GET + b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 200], [b"200", b"431"]),
+        ([GET + CHUNKED + b"zz\r\n"], [b"200", b"400"]),
+        ([CHUNKED + b"1\r\n7\r\nzz\r\n"], [b"400"]),
+        ([GARBAGE], [b"400"]),
+    ],
+)
+async def test_what_is_no_request_is_refused_when_those_before_it_have_their_answers(
+    short: bool, sent: list[bytes], expected: list[bytes]
+) -> None:
+    server = Server(short=short)
+    server.transport.written = b""
+    for part in sent:
+        server.connection.data_received(part)
+    for _ in range(40):
+        await asyncio.sleep(0)
+    assert statuses(server.transport.written) == expected
+    assert server.transport.written.count(b"hello") == expected.count(b"200")
+    assert b"connection: close" in server.transport.written.rpartition(b"HTTP/1.1 4")[2]
+    assert server.transport.closed
+    server.close()
+
+
+async def test_a_slow_answer_is_waited_for_and_a_client_that_leaves_meanwhile_is_noticed() -> None:
+    slow, heard = asyncio.Event(), []
+
+    class Slow(Server):
+        async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+            await slow.wait()
+            await super()._app(scope, receive, send)
+            heard.append((await receive())["type"])
+
+    server = Slow(short=True)
+    assert await server.get(GET + GARBAGE) == b"" and not server.transport.closed
+    assert server.connection._deadline is None, "nothing ends the answer early"
+    slow.set()
+    assert statuses(await server.get(b"")) == [b"200", b"400"] and server.transport.closed
+    server.close()
+    assert heard == ["http.disconnect"]
+    slow.clear()
+    server = Slow(short=True)
+    await server.get(GET + GARBAGE)
+    server.transport.closed = True
+    server.close()
+    slow.set()
+    assert await server.get(b"") == b""
+
+
+async def test_an_answer_that_has_begun_before_its_request_went_wrong_gets_no_other_into_it() -> None:
+    class Early(Server):
+        async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+            assert (await receive())["type"] == "http.disconnect"
+            await send({"type": "http.response.body", "body": b"ended"})
+
+    server = Early(short=False)
+    assert statuses(await server.get(CHUNKED)) == [b"200"]
+    assert await server.get(b"zz\r\n") == b"" and server.transport.closed
+    server.close()
