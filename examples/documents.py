@@ -1,7 +1,7 @@
 """A batch: a file with one request per document goes in, a file with the answers comes out, at the lowest priority.
 
 stoker deploy examples/documents.py
-python examples/documents.py answers.jsonl
+python examples/documents.py            # or with a path, which gets the file of answers
 """
 
 import json
@@ -45,14 +45,15 @@ def run(client: openai.OpenAI, lines: list[str]) -> str:
     return client.files.content(batch.output_file_id).text
 
 
-def main(path: str) -> None:
+def main(path: Path | None) -> None:
     url = os.environ.get("STOKER_URL", "http://127.0.0.1:8000")
     with openai.OpenAI(base_url=f"{url}/v1", api_key=os.environ.get("STOKER_API_KEY", "none")) as client:
         answers = run(client, [request(name, text) for name, text in DOCUMENTS.items()])
-    Path(path).write_text(answers)
+    if path:
+        path.write_text(answers)
     for line in map(json.loads, answers.splitlines()):
         print(f"{line['custom_id']}: {line['response']['body']['choices'][0]['message']['content'].strip()}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "answers.jsonl")
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)

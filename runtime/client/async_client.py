@@ -11,7 +11,7 @@ import httpx
 from rich.progress import Progress
 
 from stoker.runtime.client.async_job import AsyncJob
-from stoker.runtime.client.errors import StokerError, WaitTimeout
+from stoker.runtime.client.errors import StokerError, WaitTimeout, in_words_of_key
 from stoker.runtime.client.lanes import lanes
 from stoker.runtime.client.mapping import CONCURRENCY, Mapping
 from stoker.runtime.client.messages import (
@@ -79,13 +79,16 @@ class AsyncClient(Reach):
                 lambda: self._answer("POST", path, **limit.asked(options)), even_if_lost=bool(key), until=limit.until
             )
         except StokerError as error:
-            raise await self._failure(error) from None
+            raise in_words_of_key(await self._failure(error), key, "a different input") from None
         return limit.returned(answer)
 
     async def spawn(self, function: str, value: Any = None, *, key: str = "", webhook: str = "") -> AsyncJob:
         """Queues a job and returns at once. Under a `key` of one's own (letters, digits, `.`, `_`, `~` and `-`) it is
         queued once, however often and from wherever this is called. Its end is told to the URL `webhook`."""
-        record = await self.insist("PUT", own_job(function, key or new_id()), **job_body(value, webhook))
+        try:
+            record = await self.insist("PUT", own_job(function, key or new_id()), **job_body(value, webhook))
+        except StokerError as error:
+            raise in_words_of_key(error, key, "a different input") from None
         return AsyncJob(self, record["id"])
 
     def attach(self, job_id: str) -> AsyncJob:
@@ -135,7 +138,10 @@ class AsyncClient(Reach):
         name, run_id = checked_key(key, MAP_KEY_MOST) if key else new_id(), new_id()
 
         async def run(place: int, value: Any) -> Any:
-            return result_of(await self._finished(function, f"{name}.{place}", value, run_id))
+            try:
+                return result_of(await self._finished(function, f"{name}.{place}", value, run_id))
+            except StokerError as error:
+                raise in_words_of_key(error, name, f"a different input {place} (the first is 0)") from None
 
         async def give_up(places: list[int]) -> None:
             if not key:

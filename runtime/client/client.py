@@ -11,7 +11,7 @@ from anyio.from_thread import start_blocking_portal
 from rich.progress import track
 
 from stoker.runtime.client.async_client import AsyncClient
-from stoker.runtime.client.errors import StokerError, WaitTimeout
+from stoker.runtime.client.errors import StokerError, WaitTimeout, in_words_of_key
 from stoker.runtime.client.job import Job
 from stoker.runtime.client.mapping import CONCURRENCY, Mapping
 from stoker.runtime.client.messages import (
@@ -78,13 +78,16 @@ class Client(Reach):
                 lambda: self._answer("POST", path, **limit.asked(options)), even_if_lost=bool(key), until=limit.until
             )
         except StokerError as error:
-            raise self._failure(error) from None
+            raise in_words_of_key(self._failure(error), key, "a different input") from None
         return limit.returned(answer)
 
     def spawn(self, function: str, value: Any = None, *, key: str = "", webhook: str = "") -> Job:
         """Queues a job and returns at once. Under a `key` of one's own (letters, digits, `.`, `_`, `~` and `-`) it is
         queued once, however often and from wherever this is called. Its end is told to the URL `webhook`."""
-        record = self.insist("PUT", own_job(function, key or new_id()), **job_body(value, webhook))
+        try:
+            record = self.insist("PUT", own_job(function, key or new_id()), **job_body(value, webhook))
+        except StokerError as error:
+            raise in_words_of_key(error, key, "a different input") from None
         return Job(self, record["id"])
 
     def attach(self, job_id: str) -> Job:

@@ -65,6 +65,14 @@ class JobFailed(StokerError):
         self.state = record["state"]
 
 
+def in_words_of_key(error: StokerError, key: str, different: str) -> StokerError:
+    """A conflict as who gave the key knows it; other errors as they are."""
+    if error.code != "idempotency_key_reused":
+        return error
+    message = f"key {key!r} was used before with {different}: take another key for other work"
+    return StokerError(error.status, {"message": message, "type": error.type, "code": error.code}, final=True)
+
+
 def is_about_input(error: BaseException) -> bool:
     """Whether an error says something of one input, not of the service."""
     refused = isinstance(error, StokerError) and error.status in THE_INPUT

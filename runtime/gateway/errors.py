@@ -134,9 +134,10 @@ def internal_error(request_id: str) -> ApiError:
 
 
 def invalid_fields(error: ValidationError, *prefix: str) -> ApiError:
-    """Pydantic's most specific complaint, with the field's path (after `prefix`) as `param`."""
+    """Pydantic's most specific complaint, with the field's path (after `prefix`) as `param`. A union's branches of
+    another type altogether say least."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
-    problem = max(problems, key=lambda problem: len(problem["loc"]))
+    problem = max(problems, key=lambda problem: (len(problem["loc"]), not problem["type"].endswith("_type")))
     path = [*prefix, *(part for part in problem["loc"] if not is_union_branch(part))]
     param = ".".join(str(part) for part in path) or None
     message = problem["msg"].removeprefix("Value error, ")

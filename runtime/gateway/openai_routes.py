@@ -14,6 +14,7 @@ from stoker.runtime.gateway.errors import ApiError, bad_request, not_found
 from stoker.runtime.gateway.generation import OVERFLOW, context_limit, estimated_cost, generation_payload
 from stoker.runtime.gateway.prompts import PromptEncoder, TemplateRefused, TextTooLong
 from stoker.runtime.gateway.public_prefix import public_tokens
+from stoker.runtime.gateway.registry import time_of
 from stoker.runtime.gateway.routing import routed
 from stoker.runtime.gateway.schema import ChatRequest, CompletionRequest, chat_request, completion_request
 from stoker.runtime.gateway.serving import serving
@@ -154,10 +155,10 @@ async def get_model(incoming: Incoming) -> Response:
 
 
 def model_object(spec: FunctionSpec, adapter: str) -> ModelObject:
-    """OpenAI's clients need `created`; when a model was deployed isn't kept, so it is 0."""
+    """`created`: when it was deployed first."""
     return {
         "id": adapted_name(short_name(spec.name), adapter),
         "object": "model",
-        "created": 0,
+        "created": time_of(spec.born),
         "owned_by": spec.app or "stoker",
     }

@@ -178,6 +178,9 @@ SCHEMAS = [
         dimensions=3,
     ),
     embedding("input", "Invalid value for 'input': String should have at least 1 character.", input=""),
+    embedding(
+        "input", "Invalid value for 'input': List should have at least 1 item after validation, not 0.", input=[]
+    ),
     Case(
         "POST /v1/functions/<chat>", 400, None, "messages", "A language model needs 'messages' or 'prompt'.", {"a": 1}
     ),

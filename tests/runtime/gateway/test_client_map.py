@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -17,7 +18,7 @@ from stoker.queue.records import JobState, Limits
 from stoker.runtime.client import async_client
 from stoker.runtime.client.async_client import AsyncClient
 from stoker.runtime.client.client import Client
-from stoker.runtime.client.errors import JobFailed, StokerError, Unreachable
+from stoker.runtime.client.errors import JobFailed, StokerError, Unreachable, WaitTimeout
 from stoker.runtime.spec import Limits as SpecLimits
 from tests.connections import connected, serving
 
@@ -221,9 +222,24 @@ async def test_under_a_key_a_second_map_finds_the_results_of_the_first(
             async for _ in results:
                 break
         got = [result async for result in client.map(name, range(50), concurrency=8, key="nightly")]
-        with pytest.raises(StokerError, match="'nightly.0' was used before with a different request body"):
+        with pytest.raises(StokerError, match="^key 'nightly' was used before with a different input 0 "):
             [result async for result in client.map(name, [5], key="nightly")]
     assert got == [2 * n for n in range(50)] and asked.runs == Counter(range(50))
+
+
+async def test_a_key_that_is_used_for_other_work_is_named(
+    client: AsyncClient, gateway: RunningGateway, deploy: Deploy
+) -> None:
+    name = await deploy()
+    await client.spawn(name, 1, key="mine")
+    with Client(gateway.url) as blocking:
+        with pytest.raises(WaitTimeout):
+            await client.invoke(name, 1, key="mine", timeout=0)
+        blocked: list[Any] = [blocking.spawn, blocking.invoke]
+        for way in (client.spawn, client.invoke, *(partial(asyncio.to_thread, way) for way in blocked)):
+            with pytest.raises(StokerError, match="^key 'mine' was used before with a different input: ") as caught:
+                await way(name, 2, key="mine")
+            assert (caught.value.status, caught.value.code) == (409, "idempotency_key_reused")
 
 
 async def test_spawned_jobs_are_gathered_in_order(gateway: RunningGateway, broker: Broker, deploy: Deploy) -> None:

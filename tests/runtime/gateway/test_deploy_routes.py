@@ -2,6 +2,7 @@ import asyncio
 import hashlib
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +89,13 @@ async def test_a_language_model_needs_readable_weights(
     assert "config.json" in error["message"] and str(tmp_path) in error["message"]
     unknown = await http.put("/v1/functions/chat", json={"spec": {"kind": "llm", "weights": "ftp://x"}})
     assert (unknown.status_code, error_of(unknown)["param"]) == (400, "spec.weights")
-    spec = {"kind": "llm", "weights": smollm2_store_url}
+    spec, before = {"kind": "llm", "weights": smollm2_store_url}, int(time.time())
     assert (await http.put("/v1/functions/chat", json={"spec": spec})).status_code == 201
-    assert "chat" in [model["id"] for model in (await http.get("/v1/models")).json()["data"]]
+    models = {model["id"]: model for model in (await http.get("/v1/models")).json()["data"]}
+    assert before <= models["chat"]["created"] <= time.time()
+    newer = {**spec, "concurrency": 2}
+    assert (await http.put("/v1/functions/chat", json={"spec": newer})).status_code == 200
+    assert (await http.get("/v1/models/chat")).json() == models["chat"]
     assert (await http.delete("/v1/functions/chat")).status_code == 200
 
 
