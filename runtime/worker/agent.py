@@ -109,6 +109,7 @@ class Agent:
             log.warning("this host is told to leave: %s", notice)
             self._notice = notice
             if self._leaving:
+                self._host.leaving = True
                 self._hurry()
             await self._report()
 
@@ -192,6 +193,7 @@ class Agent:
 
     async def _drain(self) -> None:
         replicas = [replica for replica in self._replicas.values() if replica.state != "failed"]
+        self._host.leaving = True
         await self._host.parking.close()
         beats = asyncio.create_task(self._forever(self._beat, self._host.settings.lease_ms / 3000))
         try:

@@ -37,14 +37,14 @@ STEPS = {"import code": "importing its code", "load step": "running its load ste
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Of a process, for the jobs that ran in it."""
+    """Of a process, for the jobs that ran in it. `fault`: something went wrong."""
 
     how: str
     code: str = "process_died"
-    what: str = "function {!r} was lost"
+    fault: bool = True
 
     def record(self, name: str) -> Record:
-        message = f"{self.what.format(name)}: {self.how}; `stoker logs {name}` shows what it said"
+        message = f"function {name!r} was lost: {self.how}; `stoker logs {name}` shows what it said"
         return {"type": "function_error", "message": message, "code": self.code}
 
 
@@ -70,6 +70,7 @@ class FunctionReplica(Replica):
         self._ending: Ending | None = None
         self._step = "fetching its code"
         self._closed = False
+        self._dismissed = False
         self._busy: set[frozenset[str]] = set()
         self._calls: dict[str, frozenset[str]] = {}
         self._sent: dict[str, int] = {}
@@ -135,6 +136,7 @@ class FunctionReplica(Replica):
             self._memory.cancel()
         process, channel = self._process, self._channel
         if process is not None and channel is not None:
+            self._dismissed = True
             await dismiss(process, channel, ABORT_GRACE_S, group=True)
         for task in (self._reader, self._watcher):
             if task:
@@ -148,6 +150,9 @@ class FunctionReplica(Replica):
 
     def report(self) -> Record:
         return {**super().report(), "step": self._step}
+
+    async def last_words(self) -> str:
+        return f"stopped: {self._ending.how}" if self._ending and not self._ending.fault else await super().last_words()
 
     async def take_work(self) -> None:
         free = await self.room()
@@ -245,8 +250,8 @@ class FunctionReplica(Replica):
         if not self._overdue or self._busy != self._overdue.keys() or not self._calls.keys() >= self.held.keys():
             return
         if self._process and self._process.returncode is None:
-            how = f"{next(iter(self._overdue.values()))} and had not ended {ABORT_GRACE_S:g} s later"
-            self._end(self._process, Ending(how, what="the process of function {!r} was ended"))
+            what = f"{next(iter(self._overdue.values()))} and had not ended {ABORT_GRACE_S:g} s later"
+            self._end(self._process, Ending(f"{what}, so its process was ended", fault=False))
 
     def _end(self, process: Forked, ending: Ending) -> None:
         """What that means for its jobs is known when it is gone: it may still have sent results."""
@@ -333,7 +338,8 @@ class FunctionReplica(Replica):
         code = await process.wait()
         self._output.drain()
         ending = self._ending or Ending(f"its process ended with {describe_exit(code)}")
-        self.log.say(ending.how)
+        if ending.fault and (self._ending or not self._dismissed):
+            self.log.say(ending.how)
         error = ending.record(short_name(self.spec.name))
         if not self._ready.done():
             self._ready.set_exception(StartFailed(error))

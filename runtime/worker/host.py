@@ -37,7 +37,7 @@ def log_path(settings: Settings, host: str, name: str) -> Path:
 
 @dataclass
 class Host:
-    """`worker` names one life of the agent: a restarted agent is a new worker to the queue."""
+    """`worker` names one life of the agent: a restarted agent is a new worker to the queue. `leaving`: that ends."""
 
     id: str
     worker: str
@@ -55,6 +55,7 @@ class Host:
     tokenizers: TokenizerShelf = field(default_factory=TokenizerShelf)
     loading: asyncio.Lock = field(default_factory=asyncio.Lock)
     engines: dict[str, EngineLink] = field(default_factory=dict)
+    leaving: bool = False
 
     @cached_property
     def store(self) -> ObjectStore:

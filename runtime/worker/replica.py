@@ -22,6 +22,7 @@ from stoker.runtime.worker.busy_share import BusyShare
 from stoker.runtime.worker.company import Company
 from stoker.runtime.worker.error_records import start_record, store_record
 from stoker.runtime.worker.host import PATIENCE_S, Host
+from stoker.runtime.worker.last_words import why_stopped
 from stoker.runtime.worker.outbox import Outbox
 from stoker.runtime.worker.replica_log import ReplicaLog
 from stoker.runtime.worker.set_aside import Aside, SetAside
@@ -122,6 +123,9 @@ class Replica(ABC):
     def settled(self) -> bool:
         """Whether nothing of the start can fail any more, once the replica is ready."""
         return True
+
+    async def last_words(self) -> str:
+        return f"{self.state}: {self.error['message']}" if self.error else await why_stopped(self.spec, self.host)
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
@@ -300,7 +304,7 @@ class Replica(ABC):
         finally:
             await self.unload()
             await self.outbox.close()
-            self.log.say(f"{self.state}: {self.error['message']}" if self.error else "stopped")
+            self.log.say(await self.last_words())
             await self.log.close()
             if self.state != "failed":
                 self.state = "gone"

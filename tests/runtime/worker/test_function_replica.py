@@ -104,6 +104,27 @@ async def started(worker: Host, spec: FunctionSpec = SPEC) -> FunctionReplica:
     return replica
 
 
+@pytest.mark.parametrize(
+    ("deployed", "leaving", "said"),
+    [
+        ("1", False, "went to sleep: there was no work for it"),
+        ("2", False, "stopped: version 2 is deployed now"),
+        ("", False, "stopped: its function was deleted"),
+        ("1", True, "stopped with its host"),
+    ],
+)
+async def test_a_log_ends_with_why_it_ends(worker: Host, deployed: str, leaving: bool, said: str) -> None:
+    """And not with the signal that ended a process which had nothing to do."""
+    if deployed:
+        await worker.cluster.put_function("f", replace(SPEC, version=deployed).to_dict())
+    replica = await started(worker)
+    worker.leaving = leaving
+    await replica.stop(0.0)
+    lines, _ = await worker.logs.last("f", 100, 0, lambda _: True)
+    texts = [line.text for line in lines]
+    assert texts[-1] == said and not any("signal" in text for text in texts)
+
+
 async def until_it_takes_no_more(replica: FunctionReplica) -> None:
     async with asyncio.timeout(45):
         while not replica._stopping.is_set():
