@@ -5,6 +5,7 @@ what can't be read as {"$unreadable": why}.
 Events are always JSON; who accepts msgpack too gets their arrays as {"$array": base64 of what `arrays` makes of them}.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from stoker.runtime.arrays import EXT_CODE, BadArray, view_of
 from stoker.runtime.client.media import ARRAY, BYTES, MSGPACK
 from stoker.runtime.gateway.endpoint import Json
 from stoker.runtime.gateway.large import LARGE, aside, base64_of, json_by_pieces, list_of
+from stoker.runtime.gateway.sse import json_bytes
 
 UNREADABLE = "$unreadable"
 SCALARS = (str, int, float, type(None))
@@ -77,6 +79,8 @@ def written(value: Any, show_array: Callable[[bytes], Any], depth: int = MAX_DEP
     if not depth:
         return {UNREADABLE: f"nested deeper than {MAX_DEPTH} levels"}
     if isinstance(value, dict):
+        if clash := clash_of(value):
+            return {UNREADABLE: f"several of its keys are {clash} in JSON: make keys text, or read it as msgpack"}
         parts = ((key_of(key), part) for key, part in value.items())
         return {key: written(part, show_array, depth - 1) for key, part in parts}
     if isinstance(value, list):
@@ -86,6 +90,15 @@ def written(value: Any, show_array: Callable[[bytes], Any], depth: int = MAX_DEP
     if isinstance(value, msgpack.ExtType) and value.code == EXT_CODE:
         return array_of(value.data, show_array)
     return {UNREADABLE: f"a msgpack extension that is no array: {type(value).__name__}"}
+
+
+def clash_of(value: dict[Any, Any]) -> str:
+    """A name in JSON of more than one key, such as of 1 and "1"; "" mostly. Python's json would write both, of which
+    readers take the last and lose the other unseen."""
+    if all(isinstance(key, str) for key in value):
+        return ""
+    names = Counter(json_bytes({key_of(key): 0})[1:-3].decode() for key in value)
+    return next((name for name, count in names.items() if count > 1), "")
 
 
 def key_of(key: Any) -> Any:
