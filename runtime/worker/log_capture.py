@@ -1,17 +1,18 @@
 """The standard output and error of a function process, read by its host: also what native code, sub-processes and a
-process that crashes had written. Nobody waits for the log: what is too much is counted and dropped."""
+process that crashes had written. Nobody waits for the log: what is too much is counted and dropped, but for its end."""
 
 import asyncio
 import contextlib
 import fcntl
 import os
 import select
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Iterator, Set
+from functools import partial
 from itertools import chain
 
 from stoker.runtime.logs.line import LINE_BYTES, Stream, readable
 from stoker.runtime.worker.job_output import JOB_ENDS, new_mark
-from stoker.runtime.worker.replica_log import ReplicaLog
+from stoker.runtime.worker.replica_log import MOST_LAST, ReplicaLog, Said
 
 F_SETPIPE_SZ = 1031
 PIPE_BYTES = 1 << 20
@@ -132,19 +133,28 @@ class Pipe:
                 self._write(line)
         skipped, newline, rest = rest.rpartition(b"\n")
         if newline:
+            self._skip(self._begun + skipped)
             self._begun = b""
-            self._log.drop(skipped.count(b"\n") + 1)
         self._begun = (self._begun + rest)[:MOST_BEGUN]
 
+    def _skip(self, lines: bytes) -> None:
+        """The last of them may be wanted after all."""
+        running = frozenset(self._running())
+        last = lines.rsplit(b"\n", MOST_LAST)[-MOST_LAST:]
+        self._log.drop(lines.count(b"\n") + 1, [partial(self._said, line, running) for line in last])
+
     def _write(self, line: bytes) -> None:
+        for said in self._said(line, self._running()):
+            self._log.write(*said)
+
+    def _said(self, line: bytes, running: Set[str]) -> Iterator[Said]:
         unmarked, *marked = line.split(self._mark)
-        running = self._running()
         if unmarked or not marked:
-            self._log.write(self._stream, readable(unmarked), next(iter(running)) if len(running) == 1 else "")
+            yield self._stream, readable(unmarked), next(iter(running)) if len(running) == 1 else ""
         for part in marked:
             job, _, text = part.partition(JOB_ENDS)
             job_id = job.decode(errors="replace")
-            self._log.write(self._stream, readable(text), job_id if job_id in running else "")
+            yield self._stream, readable(text), job_id if job_id in running else ""
 
 
 def jobs_of(batches: Iterable[frozenset[str]]) -> frozenset[str]:

@@ -2,6 +2,9 @@
 
 import asyncio
 import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import chain
 
 from redis.exceptions import RedisError
 
@@ -15,6 +18,11 @@ AWAY_S = 0.5
 LAST_WORDS_S = 2.0
 # Beside what the host itself says, which is little.
 MOST_WAITING = 2_000
+# Of the lines that there was no room for, so many are kept: the last ones say how it ended.
+MOST_LAST = 100
+
+Said = tuple[Stream, str, str]
+"""A line's stream, text and job."""
 
 
 class Allowance:
@@ -37,7 +45,8 @@ class Allowance:
 
 
 class ReplicaLog:
-    """Lines beyond the allowance, or while Redis is away for long, are dropped, and the log says how many."""
+    """Lines beyond the allowance, or while Redis is away for long, are dropped, and the log says how many; the last of
+    them follow, on credit."""
 
     def __init__(self, book: LogBook, function: str, replica: str) -> None:
         self._book = book
@@ -46,6 +55,7 @@ class ReplicaLog:
         self._allowance = Allowance(time.monotonic())
         self._waiting: list[Line] = []
         self._dropped = 0
+        self._last: deque[Callable[[], Iterable[Said]]] = deque(maxlen=MOST_LAST)
         self._filled = asyncio.Event()
         self._closing = False
         self._task: asyncio.Task[None] | None = None
@@ -60,7 +70,7 @@ class ReplicaLog:
 
     def write(self, stream: Stream, text: str, job: str) -> None:
         if self.room() <= 0:
-            self.drop(1)
+            self.drop(1, [lambda: [(stream, text, job)]])
             return
         self._allowance.take(text)
         self._put(Line(self._replica, stream, text, job))
@@ -69,8 +79,10 @@ class ReplicaLog:
         for line in text.splitlines():
             self.write("stderr", readable(line.encode()), job="")
 
-    def drop(self, lines: int) -> None:
+    def drop(self, lines: int, last: Iterable[Callable[[], Iterable[Said]]]) -> None:
+        """`last`: the last of them, which are read only if they stay so."""
         self._dropped += lines
+        self._last.extend(last)
         self._mark()
 
     async def close(self) -> None:
@@ -89,9 +101,13 @@ class ReplicaLog:
 
     def _own_up(self) -> None:
         """Where lines are missing, the log says so."""
-        if self._dropped:
-            self._waiting.append(Line(self._replica, "stoker", dropped_text(self._dropped)))
-            self._dropped = 0
+        if left_out := self._dropped - len(self._last):
+            self._waiting.append(Line(self._replica, "stoker", dropped_text(left_out)))
+        for stream, text, job in chain.from_iterable(said() for said in self._last):
+            self._allowance.take(text)
+            self._waiting.append(Line(self._replica, stream, text, job))
+        self._dropped = 0
+        self._last.clear()
 
     def _mark(self) -> None:
         self._filled.set()

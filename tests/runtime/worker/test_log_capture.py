@@ -13,7 +13,7 @@ from stoker.queue.embedded import EmbeddedValkey
 from stoker.runtime.logs.line import LINE_BYTES, Line
 from stoker.runtime.logs.log_book import LogBook
 from stoker.runtime.worker.log_capture import Capture
-from stoker.runtime.worker.replica_log import BURST, ReplicaLog
+from stoker.runtime.worker.replica_log import BURST, MOST_LAST, ReplicaLog
 from tests.children import child
 
 CHILD = """
@@ -150,6 +150,36 @@ for i in range(300):
     assert all(text.startswith("left out") for text in said)
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_burst_ends_with_its_last_lines(held: Held, at_once: bool) -> None:
+    """And says how many are missing before them."""
+    held.running = {"a", "b"}
+    wait = "" if at_once else "time.sleep(0.001 * (i % 100 == 0))"
+    lines = await held.run(f"""
+import time
+with speaking_for("a"):
+    for i in range(3000):
+        print(i)
+        {wait}
+    print("the warning")
+""")
+    shown = texts(lines)
+    (note,) = [line.text for line in lines if line.stream == "stoker"]
+    first = [line.text for line in lines].index(note)
+    assert shown[first:] == [*(str(i) for i in range(2901, 3000)), "the warning"] and MOST_LAST == 100
+    assert shown[:first] == [str(i) for i in range(first)] and first >= BURST
+    assert note.startswith(f"left out {2901 - first} lines: ")
+    assert {line.job for line in lines if line.stream == "stdout"} == {"a"}
+
+
+async def test_no_line_is_left_out_that_the_end_has_room_for(held: Held) -> None:
+    lines = await held.run(f"""
+for i in range({int(BURST)} + 50):
+    print(i)
+""")
+    assert [line.text for line in lines] == [str(i) for i in range(int(BURST) + 50)]
+
+
 async def test_the_log_is_bounded_and_ends(redis: Redis) -> None:
     book = LogBook(redis)
     for _ in range(8):
@@ -176,7 +206,8 @@ async def test_lines_wait_for_a_server_that_is_away_and_then_say_what_is_missing
     await log.close()
     lines, _ = await LogBook(client).last("f", 10_000, 0, lambda line: True)
     shown = [int(line.text) for line in lines if line.stream == "stdout"]
-    assert shown == list(range(len(shown))) and len(shown) >= 2000
+    first = len(shown) - MOST_LAST
+    assert shown == [*range(first), *range(2500 - MOST_LAST, 2500)] and first >= 2000
     missing = [line.text for line in lines if line.stream == "stoker"]
     assert missing and missing[0].startswith(f"left out {2500 - len(shown)} lines")
     await client.aclose()
