@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stoker.runtime.commands.exits import interruptible
+from stoker.runtime.commands.exits import Failed, interruptible
 from stoker.runtime.commands.progress import waiting, watch
 from stoker.runtime.commands.terminal import (
     GATEWAY_URL,
@@ -74,17 +74,26 @@ def spawned(client: Any, function: str, value: Any, key: str) -> Any:
 
 def print_job_events(job: Any, timeout: float | None, as_json: bool, *, stays: bool) -> None:
     """Unless it `stays`, the job ends with who waits for it, by Ctrl-C say. Raises JobFailed, and WaitTimeout."""
-    from stoker.runtime.client.errors import WaitTimeout
-
     try:
         with time_limit(timeout):
             print_events(told(job), as_json)
     except TimeIsUp:
-        raise WaitTimeout(job.status(), timeout or 0.0) from None
+        raise too_late(job, timeout or 0.0) from None
     except (KeyboardInterrupt, OSError):
         if not stays:
             job.cancel()
         raise
+
+
+def too_late(job: Any, waited_s: float) -> Exception:
+    """Raises JobFailed for a job that failed just then."""
+    from stoker.runtime.client.errors import WaitTimeout
+
+    record = job.status()
+    if record["finished_at"] is None:
+        return WaitTimeout(record, waited_s)
+    job.get()
+    return Failed(f"job {job.id} ended just when its time was up: `stoker jobs get {job.id}` has its result")
 
 
 def told(job: Any) -> Iterator[Any]:

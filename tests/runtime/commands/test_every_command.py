@@ -16,8 +16,11 @@ from click import unstyle
 from typer.testing import CliRunner
 
 from stoker.runtime.cli import app
+from stoker.runtime.client.client import Client
+from stoker.runtime.client.errors import JobFailed, WaitTimeout
 from stoker.runtime.commands import terminal
-from stoker.runtime.commands.exits import CODES, run
+from stoker.runtime.commands.calls import too_late
+from stoker.runtime.commands.exits import CODES, Failed, run
 from stoker.runtime.commands.progress import waiting
 
 # They run until they are stopped.
@@ -101,8 +104,6 @@ def test_a_part_without_a_queue_is_wrong_usage(name: str, monkeypatch: pytest.Mo
 def test_names_of_functions_are_completed_and_never_waited_for(monkeypatch: pytest.MonkeyPatch, nobody: str) -> None:
     monkeypatch.setenv("STOKER_URL", nobody)
     assert terminal.deployed_names("a") == []
-    from stoker.runtime.client.client import Client
-
     monkeypatch.setattr(Client, "functions", lambda self: [{"name": "add"}, {"name": "sub"}])
     assert terminal.deployed_names("a") == ["add"]
 
@@ -151,8 +152,6 @@ def answering(body: bytes) -> Iterator[str]:
 def test_json_is_all_that_a_noisy_app_leaves_on_standard_output(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stoker.runtime.client.client import Client
-
     file = tmp_path / "noisy_shop.py"
     file.write_text(f"import os\nprint('noise')\nos.system('echo noise of a child')\n{APP}")
     record = {"name": "f", "kind": "python", "version": "1"}
@@ -167,8 +166,6 @@ def test_json_is_all_that_a_noisy_app_leaves_on_standard_output(
 def test_setting_a_secret_says_when_functions_get_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stoker.runtime.client.client import Client
-
     monkeypatch.setattr(Client, "request", lambda self, *_, **__: {"name": "hub", "variable": "HUB"})
     monkeypatch.setattr("sys.stdin", StringIO("hush\n"))
     assert run(lambda: app(["secrets", "set", "hub"], standalone_mode=False)) == 0
@@ -187,3 +184,22 @@ def test_without_a_terminal_what_is_waited_for_is_a_line_for_each_change(capsys:
 def test_a_url_without_its_scheme_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(lambda: app(["functions", "--url", "localhost:8123"], standalone_mode=False)) == 1
     assert "error: the gateway's URL needs http:// or https://: 'localhost:8123'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("state", "ended", "error", "said"),
+    [
+        ("running", None, WaitTimeout, "job f-1 is still running after 2 s"),
+        ("succeeded", 1.0, Failed, "`stoker jobs get f-1` has its result"),
+        ("failed", 1.0, JobFailed, "boom"),
+    ],
+)
+def test_a_job_that_is_too_late_is_told_as_it_is(state: str, ended: Any, error: type[Exception], said: str) -> None:
+    record = {"id": "f-1", "state": state, "finished_at": ended, "result": 1, "error": {"message": "boom"}}
+
+    class Gateway(Client):
+        def insist(self, method: str, path: str, **options: Any) -> Any:
+            return record
+
+    with Gateway("http://127.0.0.1:9") as client, pytest.raises(error, match=said):
+        raise too_late(client.attach("f-1"), 2.0)
