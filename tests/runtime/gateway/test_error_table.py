@@ -428,6 +428,16 @@ async def nothing_left(world: World) -> httpx.Response:
 LIMIT, AWAY = "rate_limit_exceeded", "server_error"
 
 
+async def too_long_a_check(world: World) -> httpx.Response:
+    levels = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)}
+    schema = {"$defs": {**levels, "d40": {"type": "integer"}}, "$ref": "#/$defs/d0"}
+    spec = FunctionSpec(name="endless_table", kind="python", code="0" * 64, entry="m:f", input_schema=schema)
+    await world.cluster.put_function(spec.name, spec.to_dict())
+    response = await world.http.post(f"/v1/functions/{spec.name}", json=1, timeout=120)
+    await world.cluster.delete_function(spec.name)
+    return response
+
+
 async def misfit(world: World) -> httpx.Response:
     spec = FunctionSpec(
         name="typed_table", kind="python", code="0" * 64, entry="m:f", input_schema={"type": "integer", "title": "n"}
@@ -465,6 +475,15 @@ SCENES = [
         "invalid_input",
         None,
         'Invalid input: {"n":1} is not of type "integer" (the only parameter \'n\' gets the whole body: send 1).',
+    ),
+    Scene(
+        too_long_a_check,
+        422,
+        INVALID,
+        "input_check_too_long",
+        None,
+        "The input can't be checked against the function's schema: doing so takes longer than 2 s. Send a smaller "
+        "input, or deploy the function with a simpler schema.",
     ),
     Scene(
         secret_used,
