@@ -21,10 +21,12 @@ VERSION_DIGITS = 12
 @dataclass(frozen=True, slots=True)
 class Told:
     """What the cluster tells of functions, by full name: the version that was ready last; and of a newest version that
-    fails to start, its own name, the one that serves meanwhile ("": none) and the error."""
+    fails to start, its own name, the one that serves meanwhile ("": none) and the error; the versions of the replicas
+    that take calls."""
 
     proven: Mapping[str, str] = field(default_factory=dict)
     failing: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    ready: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

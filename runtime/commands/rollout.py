@@ -1,4 +1,4 @@
-"""Waiting until a version that was deployed serves."""
+"""Waiting until a version that was deployed serves, and no older one."""
 
 import time
 from collections.abc import Callable, Collection
@@ -22,7 +22,8 @@ def until_served(client: Any, app: str, version: str, say: Callable[[str], None]
     while True:
         row, now = row_of(client, app, version), time.monotonic()
         unproven = {part["name"]: part for part in row["functions"] if part["state"] != "proven"}
-        if not unproven:
+        behind = {part["name"] for part in row["functions"] if part["others"]} | unproven.keys()
+        if not behind:
             return f"version {version} serves"
         failed = [part for part in unproven.values() if part["state"] == "failed"]
         if failed and now - began > SETTLED_S:
@@ -31,7 +32,7 @@ def until_served(client: Any, app: str, version: str, say: Callable[[str], None]
             asked = now
             for name in unproven:
                 client.insist("POST", f"/v1/functions/{name}/start")
-        waits = progress(client.functions(), unproven, len(row["functions"]))
+        waits = progress(client.functions(), behind, len(row["functions"]))
         if now - began > MOST_S:
             raise Failed(f"version {version} is deployed, but doesn't serve after {MOST_S / 60:g} minutes: {waits}")
         say(waits)
@@ -46,10 +47,10 @@ def row_of(client: Any, app: str, version: str) -> dict[str, Any]:
     raise Failed(f"version {version} of {app} is not the current one any more: something else was deployed meanwhile")
 
 
-def progress(functions: list[dict[str, Any]], unproven: Collection[str], total: int) -> str:
+def progress(functions: list[dict[str, Any]], behind: Collection[str], total: int) -> str:
     """Of an app's `total` functions: how many are ready, and what others do."""
-    ready = f"{total - len(unproven)} of {total} ready; " if total > 1 else ""
-    return ready + shortened([activity(each) for each in functions if each["name"] in unproven], "; ")
+    ready = f"{total - len(behind)} of {total} ready; " if total > 1 else ""
+    return ready + shortened([activity(each) for each in functions if each["name"] in behind], "; ")
 
 
 def activity(function: dict[str, Any]) -> str:

@@ -145,7 +145,12 @@ def of_app(specs: Iterable[FunctionSpec], owner: str, app: str) -> dict[str, Fun
 
 async def told(gateway: Gateway) -> Told:
     proven = {name: spec["version"] for name, spec in (await gateway.cluster.proven()).items()}
-    return Told(proven, (await gateway.cluster.fleet()).get("rollouts", {}))
+    ready: dict[str, list[str]] = {}
+    for host in (await gateway.cluster.hosts()).values():
+        for replica in host.body["replicas"].values():
+            if replica["state"] == "ready":
+                ready.setdefault(replica["function"], []).append(replica["version"])
+    return Told(proven, (await gateway.cluster.fleet()).get("rollouts", {}), ready)
 
 
 def who(caller: Caller) -> str:

@@ -27,12 +27,14 @@ from stoker.runtime.spec import FunctionSpec, InvalidSpec, full_name, short_name
 
 
 class VersionPart(TypedDict):
-    """One function of a version; `error` is why its last start failed."""
+    """One function of a version; `error` is why its last start failed, `others` counts the replicas of other versions
+    that still take calls."""
 
     name: str
     version: str
     state: Fate
     error: str | None
+    others: int
 
 
 class VersionObject(TypedDict):
@@ -142,6 +144,7 @@ def version_object(release: Release, known: Told, *, is_current: bool) -> Versio
                 "version": version,
                 "state": shown.fates.get(name, "untried"),
                 "error": shown.errors.get(name),
+                "others": sum(other != version for other in known.ready.get(name, ())),
             }
             for name, version in release.versions.items()
         ],

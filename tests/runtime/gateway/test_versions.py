@@ -65,7 +65,7 @@ async def test_versions_are_listed_with_what_became_of_them(
     assert (row["version"], row["current"], row["state"], row["by"]) == (first, True, "untried", "default")
     assert abs(row["deployed_at"] - time.time()) < 10
     name = f"{app}_f"
-    assert row["functions"] == [{"name": name, "version": first, "state": "untried", "error": None}]
+    assert row["functions"] == [{"name": name, "version": first, "state": "untried", "error": None, "others": 0}]
     await redis.set(LEADER, "test", px=60_000)
     await cluster.write_proven("test", {name: (await cluster.function(name)) or {}})
     assert (await versions(http, app))[0]["state"] == "serving"
