@@ -24,17 +24,16 @@ from stoker.runtime.client.messages import (
     connection,
     decoded,
     failure_of,
-    function_path,
     has_ended,
     is_left_over,
     job_body,
-    job_path,
     new_id,
     own_job,
     raise_for_error,
     result_of,
     waiting,
 )
+from stoker.runtime.client.paths import function_path, job_path
 from stoker.runtime.client.patience import Patience
 from stoker.runtime.client.reach import Reach
 from stoker.runtime.client.server_events import EventParser, ServerEvent, parts_of

@@ -13,6 +13,10 @@ class BadUrl(ValueError):
     """What should be a gateway's address is none."""
 
 
+class BadName(ValueError):
+    """Nothing can have that name."""
+
+
 class StokerError(Exception):
     """The gateway's answer to a request that failed: `status`, OpenAI's `type`, `code` and `param`, and the `job_id` if
     there was a job, with the `traceback` of the function's own code, for who owns it (else ""). `retry_after_s` is None

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from stoker.runtime.client.errors import StokerError, Unreachable
-from stoker.runtime.client.messages import EVENT_STREAM, failure_of, has_ended, job_path, result_of
+from stoker.runtime.client.messages import EVENT_STREAM, failure_of, has_ended, result_of
+from stoker.runtime.client.paths import job_path
 from stoker.runtime.client.patience import Patience
 from stoker.runtime.client.server_events import LAST, ServerEvent, parts_of
 

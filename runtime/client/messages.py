@@ -5,12 +5,12 @@ import os
 import re
 import uuid
 from typing import Any
-from urllib.parse import quote
 
 import httpx
 
 from stoker.runtime.client.errors import BadUrl, JobFailed, StokerError
 from stoker.runtime.client.media import JSON, MSGPACK, encoded, unpacked
+from stoker.runtime.client.paths import function_path
 from stoker.runtime.current_job import CALLER, calling_job
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -93,21 +93,6 @@ def checked_key(key: str, most: int = OWN_ID_MOST) -> str:
         return key
     allowed = "the letters a-z and A-Z, digits, '.', '_', '~' and '-' (but not '.' or '..' alone)"
     raise ValueError(f"a key is 1 to {most} of {allowed}, not {key!r}")
-
-
-def function_path(function: str) -> str:
-    return f"/v1/functions/{part('function name', function)}"
-
-
-def job_path(job_id: str) -> str:
-    return f"/v1/jobs/{part('job id', job_id)}"
-
-
-def part(what: str, text: str) -> str:
-    """Of a path. Raises ValueError for what would be another path."""
-    if "/" in text or text in ("", ".", ".."):
-        raise ValueError(f"{text!r} is no {what}")
-    return quote(text, safe="")
 
 
 def has_ended(record: dict[str, Any]) -> bool:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from stoker.runtime.client.paths import app_path, function_path
 from stoker.runtime.commands.exits import Failed
 from stoker.runtime.commands.progress import moving, waiting
 from stoker.runtime.commands.rollout import MOST_S, until_served
@@ -67,7 +68,7 @@ def wait_for(client: Any, app: dict[str, Any]) -> str:
 def versions(name: AppName, url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json: AsJson = False) -> None:
     """List an app's last versions, the newest first, and what became of them; --json has all of their functions."""
     with client_of(url, api_key) as client:
-        rows = client.request("GET", f"/v1/apps/{app_of(client, name)}/versions")["data"]
+        rows = client.request("GET", f"{app_path(app_of(client, name))}/versions")["data"]
     if as_json:
         typer.echo(json.dumps(rows))
         return
@@ -94,7 +95,7 @@ def rollback(
 ) -> None:
     """Deploy an app's older version again. What runs ends on its version; nothing that waits is lost."""
     with client_of(url, api_key) as client:
-        path = f"/v1/apps/{app_of(client, name)}/rollback"
+        path = f"{app_path(app_of(client, name))}/rollback"
         app = client.request("POST", path, json={"version": version} if version else {})
         state = [wait_for(client, app)] if wait else []
     lines = [f"{r['name']} is back at version {r['version']}" for r in app["functions"]]
@@ -108,13 +109,13 @@ def app_of(client: Any, name: str) -> str:
     from stoker.runtime.client.errors import StokerError
 
     try:
-        client.request("GET", f"/v1/apps/{name}/versions")
+        client.request("GET", f"{app_path(name)}/versions")
         return name
     except StokerError as no_app:
         if no_app.status != 404:
             raise
         try:
-            return client.request("GET", f"/v1/functions/{name}")["spec"]["app"] or name
+            return client.request("GET", function_path(name))["spec"]["app"] or name
         except StokerError as no_function:
             raise (no_app if no_function.status == 404 else no_function) from None
 
@@ -128,7 +129,7 @@ def delete(
 ) -> None:
     """Remove a deployed function, or a whole app; queued and running jobs are cancelled."""
     with client_of(url, api_key) as client:
-        record = client.request("DELETE", f"/v1/apps/{name}") if whole else delete_function(client, name)
+        record = client.request("DELETE", app_path(name)) if whole else delete_function(client, name)
     lines = [f"deleted {function}" for function in record.get("functions", [name])]
     show(record, as_json, "\n".join(lines + cancelled_line(record)))
 

@@ -54,7 +54,7 @@ def expected_errors() -> tuple[type[Exception], ...]:
     from stoker.coldstart.failures import ColdStartError
     from stoker.queue.client import ServerUnfit
     from stoker.queue.embedded import EmbeddedServerError
-    from stoker.runtime.client.errors import BadUrl, InvalidInput, StokerError
+    from stoker.runtime.client.errors import BadName, BadUrl, InvalidInput, StokerError
     from stoker.runtime.spec import InvalidSpec
     from stoker.runtime.supervisor import PortTaken
 
@@ -62,6 +62,7 @@ def expected_errors() -> tuple[type[Exception], ...]:
         Failed,
         InvalidSpec,
         InvalidInput,
+        BadName,
         BadUrl,
         StokerError,
         ColdStartError,

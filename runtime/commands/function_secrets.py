@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from stoker.runtime.client.paths import secret_path
 from stoker.runtime.commands.terminal import GATEWAY_URL, ApiKey, AsJson, Url, client_of, moment, print_table, show
 
 secrets = typer.Typer(no_args_is_help=True, help="Secrets of functions: stored encrypted, never shown again.")
@@ -19,7 +20,7 @@ def set_secret(name: Name, url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json
     that run keep the value that they started with."""
     value = typer.prompt("value", hide_input=True) if sys.stdin.isatty() else sys.stdin.read().rstrip("\n")
     with client_of(url, api_key) as client:
-        record = client.request("PUT", f"/v1/secrets/{name}", json={"value": value})
+        record = client.request("PUT", secret_path(name), json={"value": value})
     text = f"stored {name}; functions with secrets=[{name!r}] find it as {record['variable']} once they are started: "
     text += "replicas that run keep the value that they have"
     show(record, as_json, text)
@@ -41,5 +42,5 @@ def list_secrets(url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json: AsJson =
 def delete_secret(name: Name, url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json: AsJson = False) -> None:
     """Delete a secret that no deployed function uses."""
     with client_of(url, api_key) as client:
-        client.request("DELETE", f"/v1/secrets/{name}")
+        client.request("DELETE", secret_path(name))
     show({"name": name, "deleted": True}, as_json, f"deleted {name}")

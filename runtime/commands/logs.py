@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from stoker.runtime.client.paths import function_path
 from stoker.runtime.commands.exits import interruptible
 from stoker.runtime.commands.terminal import GATEWAY_URL, ApiKey, FunctionName, Url, client_of, moment, screen
 
@@ -26,7 +27,7 @@ def logs(
 ) -> None:
     """What a function's workers wrote, and what happened to them; the last thousand lines, with times in UTC."""
     asked = {name: value for name, value in (("job", job), ("replica", replica), ("since", since)) if value}
-    path = f"/v1/functions/{function}/logs"
+    path = f"{function_path(function)}/logs"
     with interruptible(), client_of(url, api_key) as client:
         rows = followed(client, path, asked) if follow else client.request("GET", path, params=asked)["data"]
         for row in rows:

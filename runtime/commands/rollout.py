@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
+from stoker.runtime.client.paths import app_path, function_path
 from stoker.runtime.commands.exits import Failed
 from stoker.runtime.commands.progress import LOOK_S
 from stoker.runtime.commands.terminal import shortened
@@ -31,7 +32,7 @@ def until_served(client: Any, app: str, version: str, say: Callable[[str], None]
         if now - asked > ASK_AGAIN_S:
             asked = now
             for name in unproven:
-                client.insist("POST", f"/v1/functions/{name}/start")
+                client.insist("POST", f"{function_path(name)}/start")
         waits = progress(client.functions(), behind, len(row["functions"]))
         if now - began > MOST_S:
             raise Failed(f"version {version} is deployed, but doesn't serve after {MOST_S / 60:g} minutes: {waits}")
@@ -40,7 +41,7 @@ def until_served(client: Any, app: str, version: str, say: Callable[[str], None]
 
 
 def row_of(client: Any, app: str, version: str) -> dict[str, Any]:
-    rows = client.insist("GET", f"/v1/apps/{app}/versions")["data"]
+    rows = client.insist("GET", f"{app_path(app)}/versions")["data"]
     for row in rows:
         if row["version"] == version and row["current"]:
             return row

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from stoker.runtime.client.paths import key_path, tenant_path
 from stoker.runtime.commands.terminal import (
     GATEWAY_URL,
     ApiKey,
@@ -43,7 +44,7 @@ def create(
     """Create a tenant; `stoker tenants key NAME` then makes it a key. One that is there stays as it is."""
     body = changes(requests_per_minute, tokens_per_minute, concurrency, budget_usd, weight)
     with client_of(url, api_key) as client:
-        record = client.request("PUT", f"/v1/tenants/{name}", json=body, headers={"if-none-match": "*"})
+        record = client.request("PUT", tenant_path(name), json=body, headers={"if-none-match": "*"})
     show(record, as_json, f"created {name}; make it a key with: stoker tenants key {name}")
 
 
@@ -62,7 +63,7 @@ def limit(
     """Change a tenant's limits; those not named stay."""
     body = changes(requests_per_minute, tokens_per_minute, concurrency, budget_usd, weight)
     with client_of(url, api_key) as client:
-        record = client.request("PATCH", f"/v1/tenants/{name}", json=body)
+        record = client.request("PATCH", tenant_path(name), json=body)
     show(record, as_json, f"{name}: {limits_text(record)}")
 
 
@@ -82,7 +83,7 @@ def list_tenants(url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json: AsJson =
 def delete(name: Name, url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json: AsJson = False) -> None:
     """Remove a tenant and all of its keys. What it used stays on record."""
     with client_of(url, api_key) as client:
-        client.request("DELETE", f"/v1/tenants/{name}")
+        client.request("DELETE", tenant_path(name))
     show({"name": name, "deleted": True}, as_json, f"deleted {name}")
 
 
@@ -98,7 +99,7 @@ def make_key(
     """Make an API key and print it: this is the only time that it is shown."""
     body = {"scopes": [part.strip() for part in scope.split(",")], "expires_in_s": days * 86_400}
     with client_of(url, api_key) as client:
-        record = client.request("POST", f"/v1/tenants/{name}/keys", json=body)
+        record = client.request("POST", f"{tenant_path(name)}/keys", json=body)
     show(record, as_json, record["key"])
 
 
@@ -106,7 +107,7 @@ def make_key(
 def list_keys(name: Name, url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json: AsJson = False) -> None:
     """List a tenant's keys, without their secrets."""
     with client_of(url, api_key) as client:
-        rows = client.request("GET", f"/v1/tenants/{name}/keys")["data"]
+        rows = client.request("GET", f"{tenant_path(name)}/keys")["data"]
     if as_json:
         typer.echo(json.dumps(rows))
         return
@@ -131,7 +132,7 @@ def rotate(
 ) -> None:
     """Print a new key with the old one's scopes; the old one ends after the overlap."""
     with client_of(url, api_key) as client:
-        record = client.request("POST", f"/v1/tenants/{name}/keys/{key}/rotate", json={"overlap_s": overlap})
+        record = client.request("POST", f"{key_path(name, key)}/rotate", json={"overlap_s": overlap})
     show(record, as_json, record["key"])
 
 
@@ -139,7 +140,7 @@ def rotate(
 def revoke(name: Name, key: KeyId, url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json: AsJson = False) -> None:
     """End a key; every gateway refuses it within a second."""
     with client_of(url, api_key) as client:
-        client.request("DELETE", f"/v1/tenants/{name}/keys/{key}")
+        client.request("DELETE", key_path(name, key))
     show({"id": key, "revoked": True}, as_json, f"revoked {key}")
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from stoker.runtime.client.paths import price_path
 from stoker.runtime.commands.terminal import GATEWAY_URL, ApiKey, AsJson, Url, client_of, print_table, show
 
 prices = typer.Typer(no_args_is_help=True, help="What calls cost (needs a key with scope admin).")
@@ -106,7 +107,7 @@ def set_price(
         "completion_tokens": completion_tokens,
     }
     with client_of(url, api_key) as client:
-        record = client.request("PUT", f"/v1/prices/{function}", json=body)
+        record = client.request("PUT", price_path(function), json=body)
     show(record, as_json, f"{function}: {price_text(record)}")
 
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from stoker.runtime.client.paths import job_path
 from stoker.runtime.commands.terminal import GATEWAY_URL, ApiKey, AsJson, Url, client_of, moment, print_table, show
 
 JobId = Annotated[str, typer.Argument(help="The job's id.")]
@@ -33,14 +34,14 @@ def secret(
 def deliveries(job_id: JobId, url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json: AsJson = False) -> None:
     """What became of a job's webhooks, try by try."""
     with client_of(url, api_key) as client:
-        show_deliveries(client.request("GET", f"/v1/jobs/{job_id}/webhook-deliveries"), as_json)
+        show_deliveries(client.request("GET", f"{job_path(job_id)}/webhook-deliveries"), as_json)
 
 
 @webhooks.command("replay")
 def replay(job_id: JobId, url: Url = GATEWAY_URL, api_key: ApiKey = "", as_json: AsJson = False) -> None:
     """Send a job's last webhook again, now and with all of its tries."""
     with client_of(url, api_key) as client:
-        show_deliveries(client.request("POST", f"/v1/jobs/{job_id}/webhook-deliveries/replay"), as_json)
+        show_deliveries(client.request("POST", f"{job_path(job_id)}/webhook-deliveries/replay"), as_json)
 
 
 def show_deliveries(page: dict[str, Any], as_json: bool) -> None:
