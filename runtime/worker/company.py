@@ -58,6 +58,12 @@ class Company:
         self._held, self._changed, self._stopping, self._give_back = held, changed, stopping, give_back
         self._fresh = True
         self.waiting = set[str]()
+        self.closed = False
+
+    def close(self) -> None:
+        """Nothing more begins: who waits for that is woken."""
+        self.closed = True
+        self._changed.set()
 
     def room(self, free: int) -> int:
         """For how many more jobs there is room where `free` are usual. Suspects are claimed one by one, so that none
@@ -79,6 +85,8 @@ class Company:
                 self.waiting.difference_update(claim.job_id for claim in claims[:count])
                 yield claims[:count]
                 claims = claims[count:]
+            elif self.closed:
+                return
             elif self._stopping.is_set():
                 for claim in claims:
                     self._give_back(claim)

@@ -68,6 +68,7 @@ class LlmReplica(Replica):
         """Until requests may be sent: the rest of the weights arrives while the first of them is computed, and no token
         leaves before all of them were checked."""
         self._arriving = asyncio.create_task(self._arrive())
+        self._arriving.add_done_callback(lambda arrived: self.company.close() if failed(arrived) else None)
         try:
             await asyncio.wait({self._arriving, self._accepting}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:

@@ -236,8 +236,8 @@ class Replica(ABC):
         self._share.begin(claim.job_id)
 
     async def room(self) -> int:
-        """Waits until there is room for a job; 0: the replica stops."""
-        while not self._stopping.is_set():
+        """Waits until there is room for a job; 0: there will be none any more."""
+        while not self._stopping.is_set() and not self.company.closed:
             if not self.aside.full and (free := self.company.room(self.free())):
                 return free
             self._room.clear()

@@ -83,3 +83,12 @@ def test_suspects_are_claimed_one_by_one() -> None:
     here.held.update({name: claim(name) for name in "bcd"})
     assert here.company.room(9) == 0
     assert here.company.room(0) == 0
+
+
+async def test_nothing_begins_once_it_is_closed() -> None:
+    here = Running()
+    task = asyncio.create_task(here.run([claim("a", 3), claim("b", 3)]))
+    await asyncio.sleep(0)
+    here.company.close()
+    await task
+    assert here.begun == [["a"]] and not here.returned and here.company.waiting == {"b"}
