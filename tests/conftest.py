@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
+import hypothesis
 import pytest
 
 import stoker
@@ -50,6 +51,9 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TMPDIR"] = os.environ["STOKER_TESTS_TMPDIR"] = tempfile.mkdtemp(prefix="t")
         config.add_cleanup(lambda: shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True))
     tempfile.tempdir = os.environ["TMPDIR"]
+    # A pause of the machine in one example out of thousands is no failure.
+    hypothesis.settings.register_profile("suite", deadline=None)
+    hypothesis.settings.load_profile("suite")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background; children inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

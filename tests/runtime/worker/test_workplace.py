@@ -140,7 +140,10 @@ async def run_looking(place: Workplace, zygote: ZygoteLink, path: Path, log: Any
     output.started()
     channel = await AsyncChannel.open(ours)
     channel.send(start_frame(FunctionSpec(name="look", kind="python", entry="looking:look"), place, {}))
-    assert [frame["t"] for frame in await channel.frames()] == ["ready"]
+    told: list[str] = []
+    while "ready" not in told:
+        told += [frame["t"] for frame in await channel.frames()]
+    assert told == ["step", "ready"]
     channel.send({"t": "call", "batched": False, "items": [["a", str(path)]]})
     (answer,) = await channel.frames()
     channel.send({"t": "stop"})
