@@ -9,9 +9,9 @@ from typing import Any
 
 from jsonschema_rs import Draft202012Validator
 
+from stoker.runtime.gateway.confined_child import confine, next_line, say
 from stoker.runtime.gateway.input_check import compiled, complaint_about, parts_in, weight_of
 from stoker.runtime.gateway.input_process import CHECK_S
-from stoker.runtime.gateway.template_child import confine, next_line, say
 from stoker.runtime.requirement import InvalidSpec
 
 KEPT = 64

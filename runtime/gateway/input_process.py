@@ -1,15 +1,11 @@
-"""Checks of a tenant's inputs in a process of its own, whose CPU time and memory end there and not at the gateway's."""
+"""Checks of a tenant's inputs in a process of its own."""
 
 import json
 import signal
-import subprocess
-import threading
-import weakref
 from typing import Any
 
-from stoker.runtime.gateway.chat_template import TemplateRefused
+from stoker.runtime.gateway.confined_process import MEMORY_BYTES, ConfinedProcess, ProcessEnded, Refused
 from stoker.runtime.gateway.input_check import Complaint
-from stoker.runtime.gateway.template_process import MEMORY_BYTES, ProcessEnded, dismiss, exchange, started
 from stoker.runtime.requirement import InvalidSpec
 
 CHECK_S = 2.0
@@ -20,40 +16,25 @@ class CheckEnded(Exception):
 
 
 class InputProcess:
-    """One check at a time. Its process ends when it is idle and comes back when it is needed."""
+    """One check at a time."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._confined = ConfinedProcess("input_child", was_idle)
 
     def complaint(self, schema: dict[str, Any], body: bytes) -> Complaint | None:
         """Of the JSON text `body`; without one only the schema is read. Raises InvalidSpec and CheckEnded."""
         text = json.dumps(schema).encode()
-        question = b"%d %d\n%b%b" % (len(text), len(body), text, body)
-        with self._lock:
-            return self._asked(question)
-
-    def _asked(self, question: bytes) -> Complaint | None:
-        """A process that ended between two questions, because it was idle, is no answer."""
-        while True:
-            fresh = self._process is None
-            try:
-                return self._told(question)
-            except ProcessEnded as ended:
-                self._process = None
-                self._dismiss()
-                if fresh or ended.code != -signal.SIGALRM:
-                    raise CheckEnded(why(ended.code)) from None
-
-    def _told(self, question: bytes) -> Complaint | None:
-        if self._process is None:
-            self._process = started("input_child")
-            self._dismiss = weakref.finalize(self, dismiss, self._process)
         try:
-            answer = exchange(self._process, question)
-        except TemplateRefused as refusal:
+            answer = self._confined.ask(b"%d %d\n%b%b" % (len(text), len(body), text, body))
+        except Refused as refusal:
             raise InvalidSpec(str(refusal)) from None
+        except ProcessEnded as ended:
+            raise CheckEnded(why(ended.code)) from None
         return Complaint(*json.loads(answer)) if answer else None
+
+
+def was_idle(code: int) -> bool:
+    return code == -signal.SIGALRM
 
 
 def why(code: int) -> str:

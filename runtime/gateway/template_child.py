@@ -2,27 +2,14 @@
 too much. The first line has the template's `source` and `tokens`, each later one the `messages` and `tools`."""
 
 import json
-import os
-import resource
 import signal
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from stoker.runtime.gateway.chat_template import RENDER_S, ChatTemplate, TemplateRefused
-from stoker.runtime.gateway.template_process import MEMORY_BYTES, MOST_CHARACTERS
-
-IDLE_S = 60.0
-NICE = 5
-
-
-def confine() -> None:
-    """By default both timers' signals end the process, also in the middle of a single call into C."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.nice(NICE)
-    for number in (signal.SIGALRM, signal.SIGPROF):
-        signal.signal(number, signal.SIG_DFL)
+from stoker.runtime.gateway.confined_child import confine, next_line, say
+from stoker.runtime.gateway.confined_process import MOST_CHARACTERS
 
 
 def main() -> None:
@@ -36,11 +23,6 @@ def main() -> None:
         else:
             rendered(template, question)
         signal.setitimer(signal.ITIMER_PROF, 0)
-
-
-def next_line() -> bytes:
-    signal.setitimer(signal.ITIMER_REAL, IDLE_S)
-    return sys.stdin.buffer.readline()
 
 
 def compiled(question: Mapping[str, Any]) -> ChatTemplate:
@@ -64,12 +46,6 @@ def rendered(template: ChatTemplate, question: Mapping[str, Any]) -> None:
         say("", f"it made more than {MOST_CHARACTERS} characters of them")
         return
     say(text)
-
-
-def say(text: str, refused: str | None = None) -> None:
-    told = refused if refused is None else refused[:2000]
-    sys.stdout.buffer.write(json.dumps({"text": text, "refused": told}).encode() + b"\n")
-    sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ async def test_another_tenants_checks_go_on_meanwhile() -> None:
 async def test_a_process_that_ended_because_it_was_idle_comes_back() -> None:
     checks = InputChecks()
     assert await said(checks, TREE, {}) == ""
-    process = checks._processes["t"]._process
+    process = checks._processes["t"]._confined._process
     assert process is not None
     process.send_signal(14)
     process.wait()

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from stoker.runtime.gateway import template_process
+from stoker.runtime.gateway import confined_process
 from stoker.runtime.gateway.chat_template import ChatTemplate, TemplateRefused, template_source
 from stoker.runtime.gateway.template_process import IsolatedTemplate
 
@@ -87,7 +87,7 @@ def test_it_goes_on_after_a_refusal_an_idle_end_and_a_time_limit() -> None:
         with pytest.raises(TemplateRefused, match="none"):
             template.render([])
         assert template.render([], tools) == "x"
-        process = template._process
+        process = template._confined._process
         assert process is not None
         process.send_signal(signal.SIGALRM)
         process.wait(10)
@@ -99,8 +99,8 @@ def test_it_goes_on_after_a_refusal_an_idle_end_and_a_time_limit() -> None:
 def test_its_process_knows_no_secrets_and_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
     template = IsolatedTemplate("x", {})
-    assert template._process is not None
-    pid = template._process.pid
+    assert template._confined._process is not None
+    pid = template._confined._process.pid
     with open(f"/proc/{pid}/environ", "rb") as environ:
         assert b"hush" not in environ.read()
     del template
@@ -109,9 +109,10 @@ def test_its_process_knows_no_secrets_and_goes_with_it(monkeypatch: pytest.Monke
 
 
 def test_an_idle_process_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = "from stoker.runtime.gateway import template_child as child; child.IDLE_S = 0.2; child.main()"
-    monkeypatch.setattr(template_process, "COMMAND", (template_process.COMMAND[0], "-c", code))
+    imported = "from stoker.runtime.gateway import confined_child, template_child"
+    code = f"{imported}; confined_child.IDLE_S = 0.2; template_child.main()"
+    monkeypatch.setattr(confined_process, "COMMAND", (confined_process.COMMAND[0], "-c", code))
     template = IsolatedTemplate("x", {})
-    assert template._process is not None
-    assert template._process.wait(20) == -signal.SIGALRM
+    assert template._confined._process is not None
+    assert template._confined._process.wait(20) == -signal.SIGALRM
     assert template.render([]) == "x"
